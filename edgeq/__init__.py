@@ -1,0 +1,25 @@
+"""edgeq: a job queue for small appliances that lose power without warning.
+
+A job walks one way, and four doors lead back:
+
+    cli / wrapper --> enqueue --> [incoming] --claim--> [processing] --execute--> settle --ack--> [done] --prune--> gone
+                                     ^   ^                                  |   '--bury--> [dlq] --prune--> gone
+                                     |   '--- [failed] <---- retry ---------'                |
+                                     '------- kick (operator) <-----------------------------'
+
+* retry: the handler asked for another try; the job waits in failed/ for its backoff.
+* give back: the job did not run (its type is held, the worker stops, the line is down); nothing is charged.
+* reap: the lease ran out or its owner died; the job goes to failed/, or to dlq/ when its tries are spent.
+* kick: a person puts a dead letter back.
+
+What cannot be read goes to corrupt/. The state of a job is the folder and the name of its file; the file's
+content, the payload above all, is never rewritten on the way. docs/files.md has every name and file to the byte.
+
+Reading order: errors, clock, disk, log; job, record, config, lease, policy; store/base, store/journal,
+store/scan, store/sync, store/spool; space, enqueue, execute, reap, retain, report; worker; cli.
+"""
+
+__version__ = "0.1.0"
+
+# Unix seconds. A wall clock earlier than this program is wrong (P8). The wrapper holds the same number.
+BUILD_DATE = 1795910400
