@@ -22,4 +22,4 @@ store/scan, store/sync, store/spool; space, enqueue, execute, reap, retain, repo
 __version__ = "0.1.0"
 
 # Unix seconds. A wall clock earlier than this program is wrong (P8). The wrapper holds the same number.
-BUILD_DATE = 1795910400
+BUILD_DATE = 1780272000

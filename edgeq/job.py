@@ -123,16 +123,18 @@ class Lease:
     """A claim in somebody's hands: the entry (with its token), the record as read, and until when.
 
     leased_until, started_at: seconds of the boot clock. redelivered: an earlier run may have happened (P9).
-    handler: (process group, its start time) once it runs.
+    handler: (process group, its start time) once it runs. origin: the Entry it was claimed from, None for a claim taken
+    over. is_moved: the claim itself became the dead letter (a full disk).
     """
 
-    __slots__ = ("entry", "record", "started_at", "leased_until", "redelivered", "handler", "is_suspect", "last_error")
+    __slots__ = ("entry", "record", "started_at", "leased_until", "redelivered", "handler", "is_suspect", "last_error",
+                 "origin", "is_moved")
 
     def __init__(self, entry, record, started_at, leased_until, redelivered, is_suspect=False, last_error=""):
         self.entry, self.record = entry, record
         self.started_at, self.leased_until = started_at, leased_until
         self.redelivered, self.is_suspect, self.last_error = redelivered, is_suspect, last_error
-        self.handler = (0, 0)
+        self.handler, self.origin, self.is_moved = (0, 0), None, False
 
     @property
     def token(self):

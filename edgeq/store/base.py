@@ -1,0 +1,57 @@
+"""The Store: its verbs and what they promise (P1 to P9). A backend is one file that has them all.
+
+Every verb takes `now` (clock.Now) from the caller. Payloads are opaque bytes. Settling goes by token, never by id:
+a verb on a Lease whose claim is somebody else's raises LeaseLost and changes nothing (P5). After a failed flush each verb
+that would promise something raises StoreDown until `reopen` succeeds.
+
+    enqueue(job, now, fast)          -> Receipt     durable when it returns (P3); one id, one job
+    enqueue_many(jobs, now)          -> [Receipt]   all or nothing, one flush
+    claim(now, may_run, lease_s, fresh) -> Lease or None   the try is charged by the claim itself (P4)
+    note_handler(lease)              the lease now names the running handler
+    heartbeat(leases, now, lease_s)  -> [Lease]     those that were lost
+    ack(lease, now, note, ms)        done; durable at the next flush
+    retry(lease, wait_s, why, now)   another try later
+    bury(lease, why, now)            dead letter; durable when it returns
+    hold(lease, why, ran, now)       back, nothing charged
+    give_back(lease, why, now)       back because the worker stops (P4)
+    drop(lease, why, now)            gone, by a person's wish
+    stale(now)                       -> [(Entry, Holder or None)]   claims nobody rightly holds
+    take_over(entry, now, lease_s)   -> Lease or None   reap: the claim is ours now
+    kick(id, now), cancel(id, now), purge(states, now)
+    entries(state)                   iterator of Entry; state: a folder's name
+    find(id)                         -> (Entry or None, Record or None, where)
+    counts(now)                      -> Counts
+    prune(now)                       bounds on what is kept; bounded work
+    check(now, repair)               -> [sentence]   every broken promise; [] is health
+    next_due(now)                    -> boot-clock instant at which something becomes ready, or None
+    start(now), flush(now), close(now, clean), reopen(now)
+"""
+
+VERBS = ("enqueue", "enqueue_many", "claim", "note_handler", "heartbeat", "ack", "retry", "bury", "hold", "give_back", "drop",
+         "stale", "take_over", "kick", "cancel", "purge", "entries", "find", "counts", "prune", "check", "next_due",
+         "start", "flush", "close", "reopen")
+
+QUEUED, ALREADY_QUEUED, ALREADY_DONE, ALREADY_DEAD = "queued", "already queued", "already done", "already dead"
+
+
+class Receipt:
+    """What became of an enqueue: the id and one of the four words above."""
+
+    __slots__ = ("id", "status")
+
+    def __init__(self, id, status):
+        self.id, self.status = id, status
+
+
+class Counts:
+    """How many jobs are in which state. ready and delayed are waiting and have never failed; failed waits for its
+    retry (ready again or not); held is the part of the waiting whose type may not run. oldest_at: the boot-clock instant at
+    which the oldest ready job became ready, 0 when none is.
+    """
+
+    __slots__ = ("ready", "processing", "done", "dead", "delayed", "failed", "corrupt", "held", "newer", "oldest_at")
+
+    def __init__(self):
+        self.ready = self.processing = self.done = self.dead = self.delayed = self.failed = 0
+        self.corrupt = self.held = self.newer = 0
+        self.oldest_at = 0.0

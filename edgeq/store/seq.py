@@ -1,0 +1,74 @@
+"""SEQ: the order of jobs, across clock steps, reboots and boards without a clock (DESIGN 2).
+
+`max(wall clock, last + 1)` in microseconds. The last number lives in `R/seq` (RAM) and is seeded once per boot with the
+highest that the spool knows, so it never goes back whatever the clock does. The same numbers say whether the clock can be
+trusted: a clock behind the newest SEQ (or behind the program's own build date) is wrong (P8).
+"""
+
+import posix
+from posix import O_RDWR, O_CREAT, O_NOFOLLOW, O_CLOEXEC
+
+from edgeq import BUILD_DATE
+from edgeq.disk import Lock
+from edgeq.job import SEQ_LIMIT
+
+SLACK_S = 5  # a burst may run a little ahead of the clock, and a time daemon may pull it back a little
+
+
+class Sequence:
+    """`R/seq` at `path`; `seed()` gives the highest SEQ of the spool, asked once per boot under `R/id.lock`.
+
+    keeps_time: False for CLOCK=none: nothing goes by wall time, and that is healthy.
+    """
+
+    def __init__(self, path, lock_path, seed, keeps_time=True):
+        self.path, self.lock_path, self.seed, self.keeps_time = path, lock_path, seed, keeps_time
+
+    def newest(self):
+        """The last SEQ issued."""
+        try:
+            fd = posix.open(self.path, O_RDWR | O_NOFOLLOW | O_CLOEXEC)
+        except FileNotFoundError:
+            return self._seeded()
+        try:
+            text = posix.pread(fd, 17, 0)
+        finally:
+            posix.close(fd)
+        if len(text) == 17 and text[:16].isdigit() and text[16:] == b"\n":
+            return int(text)
+        return self._seeded()
+
+    def issue(self, now):
+        """A SEQ later than all before. Two that overlap in time may tie."""
+        last = self.newest()
+        wall = int(now.wall * 1e6)
+        seq = wall if last < wall < SEQ_LIMIT else last + 1
+        self._put(seq)
+        return seq
+
+    def seconds(self, now):
+        """Unix seconds on SEQ's clock: never before the newest job's."""
+        return max(now.wall, self.newest() / 1e6) if now.wall * 1e6 < SEQ_LIMIT else self.newest() / 1e6
+
+    def is_trusted(self, now):
+        """True when the wall clock may be believed."""
+        return self.keeps_time and now.wall >= BUILD_DATE and now.wall + SLACK_S >= self.newest() / 1e6
+
+    def _seeded(self):
+        with Lock(self.lock_path):
+            try:
+                text = posix.pread(posix.open(self.path, O_RDWR | O_CLOEXEC), 17, 0)
+            except FileNotFoundError:
+                text = b""
+            if len(text) == 17 and text[:16].isdigit():
+                return int(text)  # RACE: somebody else seeded while we waited for the lock
+            seq = self.seed()
+            self._put(seq)
+            return seq
+
+    def _put(self, seq):
+        fd = posix.open(self.path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0o660)
+        try:
+            posix.pwrite(fd, b"%016d\n" % seq, 0)  # in place: a reader never sees it empty
+        finally:
+            posix.close(fd)
