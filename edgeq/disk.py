@@ -63,6 +63,7 @@ class Disk:
     rename = staticmethod(posix.rename)
     unlink = staticmethod(posix.unlink)
     mkdir = staticmethod(posix.mkdir)
+    rmdir = staticmethod(posix.rmdir)
     fsync = staticmethod(posix.fsync)
     fdatasync = staticmethod(posix.fdatasync)
     fchmod = staticmethod(posix.fchmod)

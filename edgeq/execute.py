@@ -64,16 +64,23 @@ class Shortage(Exception):
 class Slot:
     """One running handler. started_at, deadline: boot clock; at `deadline` the next step of `state` is due.
 
-    start: start time in ticks, 0 when it had ended before we looked. out_fd: -1 once it closed its output.
+    pid is its session and group, too. out_fd: -1 once it closed its output.
     """
 
-    __slots__ = ("lease", "pid", "start", "started_at", "timeout_s", "deadline", "out_fd", "tail", "state", "cause", "ctl_path")
+    __slots__ = ("lease", "pid", "_start", "started_at", "timeout_s", "deadline", "out_fd", "tail", "state", "cause", "ctl_path")
 
-    def __init__(self, lease, pid, start, started_at, timeout_s, out_fd, ctl_path):
-        self.lease, self.pid, self.start, self.started_at = lease, pid, start, started_at
+    def __init__(self, lease, pid, started_at, timeout_s, out_fd, ctl_path):
+        self.lease, self.pid, self._start, self.started_at = lease, pid, None, started_at
         self.timeout_s, self.deadline = timeout_s, started_at + timeout_s
         self.out_fd, self.tail, self.ctl_path = out_fd, bytearray(), ctl_path
         self.state, self.cause = RUNNING, ""
+
+    @property
+    def start(self):
+        """Its start time in ticks, 0 when it had ended before somebody asked: looked up then, short jobs never pay for it."""
+        if self._start is None:
+            self._start = start_time(self.pid)
+        return self._start
 
 
 class Executor:
@@ -103,9 +110,7 @@ class Executor:
                 posix.close(fd)
             if not pid:
                 _remove(ctl_path)
-        start = _introduce(pid)
-        slot = Slot(lease, pid, start, now.boot, lease.record.timeout_s or settings.timeout_s, fds[2], ctl_path)
-        lease.handler = (pid, slot.start)
+        slot = Slot(lease, pid, now.boot, lease.record.timeout_s or settings.timeout_s, fds[2], ctl_path)
         self.running[pid] = self._outputs[slot.out_fd] = slot
         self.poll.register(slot.out_fd, POLLIN)
         return slot
@@ -208,12 +213,13 @@ class Executor:
     def _launch(self, path, environ, fds, settings, user):
         """The pid of the handler, past its exec."""
         try:
-            if self._can_spawn and not (user or settings.nice or settings.mem_mb):
-                try:
-                    return _spawn(path, environ, fds, settings.fsize_mb)
-                except NotImplementedError:  # a C library without setsid here
-                    self._can_spawn = False
-            return _fork(path, environ, fds, settings, user)
+            with _FirstForOom():
+                if self._can_spawn and not (user or settings.nice or settings.mem_mb):
+                    try:
+                        return _spawn(path, environ, fds, settings.fsize_mb)
+                    except NotImplementedError:  # a C library without setsid here
+                        self._can_spawn = False
+                return _fork(path, environ, fds, settings, user)
         except OSError as error:
             raise _explain(error, path) from None
 
@@ -387,22 +393,6 @@ def _find_user(name):
     return None
 
 
-def _introduce(pid):
-    """Put a new handler first in line for the OOM killer; its start time, 0 when it cannot be had."""
-    try:
-        fd = posix.open("/proc/%d/oom_score_adj" % pid, O_WRONLY | O_CLOEXEC)
-        try:
-            posix.write(fd, b"1000")
-        finally:
-            posix.close(fd)
-    except OSError:
-        pass  # it has ended, or runs with more rights than ours
-    try:
-        return start_time(pid)
-    except OSError:
-        return 0
-
-
 def _write_ahead(fd, data):
     """Write all of `data`, leaving the offset at the start for the reader."""
     at = 0
@@ -440,6 +430,23 @@ def _remove(path):
         posix.unlink(path)
     except OSError:
         pass  # never made, or a handler put a folder there: RAM, gone at the next boot
+
+
+class _FirstForOom:
+    """First in line for the OOM killer: a handler inherits it from us, cheaper and sooner than written for it afterwards."""
+
+    def __enter__(self):
+        try:
+            self.fd = posix.open("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC)
+            self.before = posix.read(self.fd, 16)
+            posix.write(self.fd, b"1000")
+        except OSError:  # not in this kernel; or no descriptor, and then nothing starts anyway
+            self.fd = -1
+
+    def __exit__(self, *_):
+        if self.fd >= 0:
+            posix.write(self.fd, self.before)
+            posix.close(self.fd)
 
 
 def _spawn(path, environ, fds, fsize_mb):

@@ -10,7 +10,7 @@ from posix import O_RDWR, O_NONBLOCK, O_CLOEXEC, O_WRONLY, O_APPEND
 
 from edgeq import disk as seam
 from edgeq import record as records
-from edgeq.errors import BadJob, Busy, CannotCreate, Duplicate, NotFound, StoreDown, EACCES, EPERM
+from edgeq.errors import BadJob, Busy, CannotCreate, Duplicate, NotFound, StoreDown, EACCES, ELOOP, ENXIO, EPERM
 from edgeq.job import DEFAULT_PRIORITY, DLQ, DONE, FAILED, INCOMING, PROCESSING, Entry, format_version, parse_name
 from edgeq.store.base import ALREADY_DEAD, ALREADY_DONE, ALREADY_QUEUED, QUEUED, Receipt
 
@@ -248,7 +248,7 @@ def adopt(spool, folder, name, now):
     except FileNotFoundError:
         return False
     except OSError as error:
-        if error.errno in (EACCES, EPERM, 40, 6):
+        if error.errno in (EACCES, EPERM, ELOOP, ENXIO):
             spool.doubt(folder, name, error.strerror, stamp, now)
             return False
         raise

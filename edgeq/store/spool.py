@@ -18,7 +18,7 @@ import posix
 
 from edgeq import disk as seam
 from edgeq import record as records
-from edgeq.errors import (BadConfig, BadJob, LeaseLost, StoreDown, EACCES, EIO, ELOOP, EPERM, NO_ROOM)
+from edgeq.errors import BadConfig, BadJob, LeaseLost, StoreDown, EACCES, EIO, ELOOP, ENXIO, EPERM, NO_ROOM
 from edgeq.job import (DLQ, DONE, CORRUPT, FAILED, FOLDERS, INCOMING, PROCESSING, Entry, Lease, parse_name, safe_name,
                        format_version)
 from edgeq.lease import Leases, is_alive
@@ -56,6 +56,7 @@ class Spool:
         self.is_broken = False
         self.is_marked = False
         self.suspect_seq = 0
+        self.dots = {}  # dot-file -> boot-clock instant at which it was first seen
         self.set_aside_n = self.dropped_n = self.expired_n = 0
         self._mine = set()  # tokens of our claims, settled but unflushed ones included
         self._stamps = {}  # name of a file that could not be read -> (size and time, first seen)
@@ -312,7 +313,7 @@ class Spool:
         except FileNotFoundError:
             return None
         except OSError as error:
-            if error.errno not in (ELOOP, EACCES, EPERM, EIO, 6):
+            if error.errno not in (ELOOP, EACCES, EPERM, EIO, ENXIO):
                 raise  # no descriptors, no memory: ours, not the file's
             self.doubt(entry.state, name, error.strerror, (0, 0), now)
             return None

@@ -1,0 +1,127 @@
+"""Bounds on what is kept: the done journal, dead letters, what was set aside, half-written leftovers.
+
+By count and bytes, which need no clock, and by age (KEEP_DAYS) only while the clock is trusted. Never touches incoming,
+processing or failed. Bounded work per pass; links are removed, never followed.
+"""
+
+from edgeq.job import CORRUPT, DLQ, DONE, FAILED, FOLDERS, INCOMING, PROCESSING, parse_name
+from edgeq.errors import EISDIR, ENOTEMPTY
+
+PER_PASS = 64
+DAY_S = 86400
+
+
+def prune(spool, now):
+    """One pass; how many files went."""
+    config = spool.config
+    gone = _prune_folder(spool, DLQ, config.dlq_keep, config.dlq_keep_kb, now)
+    gone += _prune_folder(spool, CORRUPT, config.corrupt_keep, config.corrupt_keep_kb, now)
+    gone += _prune_journal(spool)
+    gone += _sweep_dots(spool, now)
+    return gone
+
+
+def _prune_folder(spool, folder, keep, keep_kb, now):
+    """Drop the oldest beyond `keep` files, `keep_kb` KiB or KEEP_DAYS."""
+    aged = []
+    for name in spool.disk.names(spool.path(folder)):
+        if not name.endswith(".why"):
+            status = spool.disk.lstat(spool.path(folder, name))
+            aged.append((status.st_mtime, status.st_size, name))
+    aged.sort(reverse=True)
+    kept_bytes, surplus = 0, []
+    limit_s = spool.config.keep_days * DAY_S if spool.seq.is_trusted(now) else 0
+    for at, (mtime, size, name) in enumerate(aged):
+        kept_bytes += size
+        if at >= keep or kept_bytes > keep_kb * 1024 or (limit_s and now.wall - mtime > limit_s):
+            surplus.append(name)
+    for name in surplus[-PER_PASS:]:
+        _remove_tree(spool, spool.path(folder, name))
+        spool._remove(spool.path(folder, name + ".why"))
+        if folder == DLQ:
+            spool.log.warning("dead letter dropped", id=name[:-5], because="DLQ_KEEP, DLQ_KEEP_KB or KEEP_DAYS")
+    return len(surplus[-PER_PASS:])
+
+
+def _remove_tree(spool, path):
+    """Remove a file, or a folder that a person dropped; a link itself, never what it names."""
+    try:
+        spool._remove(path)
+    except OSError as error:
+        if error.errno not in (EISDIR, 1):
+            raise
+        for name in list(spool.disk.names(path)):
+            _remove_tree(spool, path + "/" + name)
+        try:
+            spool.disk.rmdir(path)
+        except OSError as error:
+            if error.errno != ENOTEMPTY:
+                raise
+
+
+def _prune_journal(spool):
+    """Delete the oldest segment beyond DONE_KEEP_KB: only when no file has an id of it, the folders flushed first [M]."""
+    name = spool.journal.surplus()
+    if name is None:
+        return 0
+    if _holds_live_id(spool, name):
+        return 0
+    for folder in (INCOMING, PROCESSING, FAILED, DLQ):
+        # CRASH: a name removed but not flushed would come back without the line that says it is done.
+        spool.disk.flush_folder(spool.path(folder))
+    spool.journal.delete(name)
+    return 1
+
+
+def _holds_live_id(spool, segment):
+    ids = {line.id for line in spool.journal.lines(segment)}
+    for folder in (INCOMING, PROCESSING, FAILED):
+        for name in spool.disk.names(spool.path(folder)):
+            entry = parse_name(folder, name)
+            if entry and entry.id in ids:
+                return True
+    return any(name[:-5] in ids for name in spool.disk.names(spool.path(DLQ)))
+
+
+def _sweep_dots(spool, now):
+    """Half-written files: gone after a day of uptime in which they did not change."""
+    gone = 0
+    for folder in ("",) + FOLDERS:
+        path = spool.path(folder) if folder else spool.root
+        with spool.disk.scandir(path) as found:
+            dots = [entry.name for entry in found if entry.name[0] == "."]
+        for name in dots[:PER_PASS]:
+            key = folder + "/" + name
+            first = spool.dots.setdefault(key, now.boot)
+            age_s = now.wall - spool.disk.lstat(path + "/" + name).st_mtime
+            if now.boot - first > DAY_S or (now.boot > DAY_S and spool.seq.is_trusted(now) and age_s > DAY_S):
+                _remove_tree(spool, path + "/" + name)
+                spool.dots.pop(key, None)
+                gone += 1
+    return gone
+
+
+def purge(spool, states, now):
+    """Empty whole states; how many files went. Durable when it returns, and a cut at any point leaves whole jobs."""
+    gone = 0
+    for state in states:
+        if state == DONE:
+            gone += _purge_journal(spool)
+            continue
+        for name in list(spool.disk.names(spool.path(state))):
+            _remove_tree(spool, spool.path(state, name))
+            gone += not name.endswith(".why")
+        spool.disk.flush_folder(spool.path(state))
+    return gone
+
+
+def _purge_journal(spool):
+    """All segments but the newest, which carries the highest SEQ and the count; a fresh one becomes the newest first."""
+    spool.journal.renew_empty(spool.seq.newest())
+    gone = 0
+    for name in spool.journal.segments()[:-1]:
+        if not _holds_live_id(spool, name):
+            spool.journal.delete(name)
+            gone += 1
+    spool.disk.flush_folder(spool.path(DONE))
+    return gone
