@@ -195,7 +195,7 @@ class Executor:
             finally:
                 posix.close(ctl)
         except OSError as error:
-            raise Shortage(error.strerror) from None
+            raise Shortage("%s: %s" % (self.ctl_folder, error.strerror) if error.filename else error.strerror) from None
 
     def _open_stdin(self, ctl_path):
         """A nameless file for the payload; not a pipe, which would need feeding."""
@@ -445,7 +445,10 @@ class _FirstForOom:
 
     def __exit__(self, *_):
         if self.fd >= 0:
-            posix.write(self.fd, self.before)
+            try:
+                posix.write(self.fd, self.before)
+            except OSError:
+                pass  # a handler may run already: nothing may be raised any more
             posix.close(self.fd)
 
 

@@ -45,7 +45,7 @@ def decide(attempts, max_attempts, outcome, settings, jitter, draw):
     """The Verdict on a run. attempts: tries charged, this one included. settings: the type's."""
     if outcome.cancelled:
         return Drop("cancelled")
-    if outcome.stopped:
+    if outcome.stopped and (outcome.signal or outcome.exit_code != 0):
         return GiveBack("stopped")
     if outcome.error:
         return Hold("held", outcome.error)

@@ -137,12 +137,12 @@ def encode(job, seq, due):
     return ",".join(parts).encode()
 
 
-def encode_dead(record, entry, last_error, failed_at):
+def encode_dead(record, entry, attempts, last_error, failed_at):
     """The record of a dead letter: the same fields with the payload untouched, plus how it died."""
     raw = {"id": quote(entry.id), "type": quote(entry.type)}
     raw.update((key, value) for key, value in record.raw.items() if key not in ("id", "type", "payload"))
     raw["priority"] = str(entry.priority)
-    raw["attempts"] = str(entry.attempts)
+    raw["attempts"] = str(attempts)
     raw["last_error"] = quote(last_error)
     raw["failed_at"] = str(int(failed_at))
     raw["payload"] = record.raw.get("payload", "{}")

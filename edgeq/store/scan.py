@@ -32,7 +32,8 @@ class ReadyView:
         self.strangers = []  # names in incoming/ that are not ours yet: to be adopted
         self.hits = self.misses = self.evictions = 0
         self.filled_at = -1e9
-        self.names_n = self.ready_n = self.delayed_n = self.failed_n = self.blocked_n = self.newer_n = 0
+        self.names_n = self.ready_n = self.delayed_n = self.failed_n = self.newer_n = 0
+        self.blocked = {}  # type that may not run -> {folder: ready jobs of it}
         self.next_due = None
         self.first_ready = ""  # name of the job that has been ready longest
         self.is_whole = False  # the head holds every ready name of the last listing
@@ -80,15 +81,15 @@ class ReadyView:
                 key = name if at_once else self._key(now, folder, name, waits)
                 if not key:
                     continue
+                self.ready_n += folder == INCOMING
+                self.failed_n += folder == FAILED
                 if may_run is not None:
                     type = _type(name)
                     if type not in allowed:
                         allowed[type] = may_run(type)
                     if not allowed[type]:
-                        self.blocked_n += 1
+                        self.blocked.setdefault(type, {INCOMING: 0, FAILED: 0})[folder] += 1
                         continue
-                self.ready_n += folder == INCOMING
-                self.failed_n += folder == FAILED
                 if key[2:18] < oldest:
                     oldest, self.first_ready = key[2:18], name
                 if key < cutoff:
@@ -111,7 +112,8 @@ class ReadyView:
 
     def _reset(self, now):
         self.filled_at = now.boot
-        self.names_n = self.ready_n = self.delayed_n = self.failed_n = self.blocked_n = self.newer_n = 0
+        self.names_n = self.ready_n = self.delayed_n = self.failed_n = self.newer_n = 0
+        self.blocked = {}
         self.next_due, self.first_ready, self.is_whole = None, "", True
         self.strangers = []
         if self.doubtful:

@@ -31,7 +31,7 @@ from edgeq.store.seq import Sequence
 from edgeq.store.sync import Batch
 
 INCOMING_MODE, FOLDER_MODE, RUN_MODE = 0o3770, 0o2750, 0o755
-RUN_FOLDERS = ("leases", "wake", "keys", "ctl", "errors", "types")
+RUN_FOLDERS = ("leases", "wake", "keys", "ctl", "errors", "types", "workers")
 MARK = "running"
 UNCHANGED_S = 2  # a file that cannot be read is set aside only when nobody has touched it for so long
 
@@ -486,12 +486,12 @@ class Spool:
         self.view.add_wait(waiting.name, now.boot + wait_s)
         self.batch.add_move(FAILED, now)
 
-    def bury(self, lease, why, now):
-        """Dead letter. Effect first (the letter flushed, its name flushed), then the claim is removed [M]."""
+    def bury(self, lease, why, now, attempts=None):
+        """Dead letter, after `attempts` tries (default: those charged). Effect first (the letter flushed, its name flushed), then the claim is removed [M]."""
         self._usable()
         entry = self._settle(lease)
         if not self._has_whole_dead(entry.id):
-            self._write_letter(lease, entry, why, now)
+            self._write_letter(lease, entry, why, now, entry.attempts if attempts is None else attempts)
         else:
             self.disk.flush_folder(self.path(DLQ))
         if not lease.is_moved:
@@ -499,8 +499,8 @@ class Spool:
             self._remove(self.path(entry.path))
         self._forget(lease)
 
-    def _write_letter(self, lease, entry, why, now):
-        data = records.encode_dead(lease.record, entry, why, self.seq.seconds(now))
+    def _write_letter(self, lease, entry, why, now, attempts):
+        data = records.encode_dead(lease.record, entry, attempts, why, self.seq.seconds(now))
         for _ in range(2):
             try:
                 self.disk.replace(self.path(DLQ), entry.id + ".json", data)
@@ -520,7 +520,8 @@ class Spool:
     def hold(self, lease, why, ran, now):
         """Back as it was, nothing charged. ran: the handler had started (exit 69), so the next run is a repetition (P9)."""
         self._usable()
-        self._save_error(lease.entry.id, why)
+        if why:
+            self._save_error(lease.entry.id, why)
         origin = lease.origin or self._origin(lease.entry)
         self._put_back(lease, origin.moved(origin.state, again=origin.again or ran), now)
         self.batch.add_move(origin.state, now)
@@ -739,7 +740,7 @@ class Spool:
         view.fill(now, may_run)
         counts = Counts()
         counts.ready, counts.delayed, counts.failed = view.ready_n, view.delayed_n, view.failed_n
-        counts.held, counts.newer = view.blocked_n, view.newer_n
+        counts.newer = view.newer_n
         counts.processing = sum(1 for _ in self._names(PROCESSING))
         counts.dead = sum(1 for _ in self._names(DLQ))
         counts.corrupt = sum(1 for name in self._names(CORRUPT) if not name.endswith(".why"))

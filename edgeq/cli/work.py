@@ -1,0 +1,79 @@
+"""`edgeq work`: wire one worker and run it."""
+
+import posix
+
+from edgeq.errors import NotPermitted, TRY_LATER
+from edgeq.log import Log
+from edgeq.space import is_mounted
+from edgeq.store import open_store
+from edgeq.worker import Worker
+
+OPTIONS = {"work": {"once": "flag", "concurrency": "whole"}}
+HELP = {"work": """
+Run jobs until told to stop. TERM lets running handlers finish within GRACE_S and
+puts the rest back; HUP reads the configuration again.
+
+  --once            leave when nothing is ready: 0 drained, 75 something ready could not run
+  --concurrency N   handlers at once, instead of CONCURRENCY
+"""}
+
+
+def run(context):
+    config = context.config
+    if context.args:
+        raise context.usage("takes no arguments")
+    if "concurrency" in context.options:
+        if not 1 <= context.options["concurrency"] <= 256:
+            raise context.usage("--concurrency: 1 to 256")
+        config.concurrency = context.options["concurrency"]
+    log = Log(context.clock, config.log, "info")
+    for key in config.unknown:
+        log.warning("configuration", key=key, why="unknown here, ignored", file=config.path)
+    if config.require_mount and not is_mounted(config.require_mount):
+        if context.options.get("once"):
+            log.error("work", mount=config.require_mount, why="not mounted")
+            return TRY_LATER
+        _await_mount(config, log)
+    posix.chdir("/")
+    posix.umask(0o022)
+    store = open_store(config, context.clock, log)
+    store.make_folders()
+    if config.user:
+        _become(config.user)
+    store.start(context.clock.read())
+    return Worker(store, config, context.clock, log, context.options.get("once", False)).run()
+
+
+def _await_mount(config, log):
+    """Wait until the data partition is there; nothing is written below its mount point before (B44).
+
+    The kernel says when the mount table changes: no polling.
+    """
+    import select
+    log.warning("waiting", mount=config.require_mount, why="not mounted yet")
+    fd = posix.open("/proc/self/mountinfo", posix.O_RDONLY | posix.O_CLOEXEC)
+    table = select.poll()
+    table.register(fd, select.POLLERR | select.POLLPRI)
+    while not is_mounted(config.require_mount):
+        table.poll(int(config.safety_scan_s * 1000))
+        posix.lseek(fd, 0, 0)
+        while posix.read(fd, 65536):
+            pass
+    posix.close(fd)
+
+
+def _become(user):
+    """Drop to USER for good; its supplementary groups included."""
+    import grp
+    import pwd
+    found = pwd.getpwnam(user)
+    if posix.geteuid() == found.pw_uid:
+        return
+    if posix.geteuid() != 0:
+        raise NotPermitted("work", "USER=%s" % user, "only root may change the user", "start as root or as %s" % user)
+    groups = [group.gr_gid for group in grp.getgrall() if user in group.gr_mem]
+    posix.setgroups(groups + [found.pw_gid])
+    posix.setgid(found.pw_gid)
+    posix.setuid(found.pw_uid)
+
+

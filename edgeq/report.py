@@ -1,0 +1,162 @@
+"""Counters -> the status line (DESIGN 7), for a console, a script, the log and /run.
+
+Each worker keeps a Tally and leaves it in `R/workers/PID-START`; whoever reports adds the tallies of all living workers.
+Instants in /run are of the boot clock, so that a reader computes ages afresh and a clock step changes none.
+"""
+
+import posix
+
+from edgeq import disk
+from edgeq.clock import iso
+from edgeq.lease import is_alive
+
+BUCKET_S = 5
+FIELDS = ("ready", "processing", "done", "dead", "oldest_ready_s", "retries_1m", "delayed", "failed", "corrupt", "held", "paused",
+          "worker", "durable", "clock", "free_kb", "flushes", "written_kb")
+
+
+class Tally:
+    """One worker's counters since its start. retries: bucket start (boot clock) -> count; last_error is escaped text."""
+
+    def __init__(self):
+        self.done_n = self.retried_n = self.buried_n = self.flushes_n = self.written_kb = 0
+        self.hits = self.misses = self.evictions = 0
+        self.retries = {}
+        self.last_error = ""
+        self.error_at = 0
+        self.is_elected = False
+        self.stamp = 0
+
+    def count_retry(self, boot):
+        self.retried_n += 1
+        bucket = int(boot) // BUCKET_S * BUCKET_S
+        self.retries[bucket] = self.retries.get(bucket, 0) + 1
+        if len(self.retries) > 24:
+            self.retries = {b: n for b, n in self.retries.items() if b > bucket - 60}
+
+    def note_error(self, text, boot):
+        self.last_error, self.error_at = text[:120], int(boot)
+
+    def line(self):
+        retries = ",".join("%d:%d" % item for item in sorted(self.retries.items())) or "-"
+        return "%d %d %d %d %d %d %d %d %d %d %s %d %s\n" % (
+            self.is_elected, self.stamp, self.done_n, self.retried_n, self.buried_n, self.flushes_n, self.written_kb,
+            self.hits, self.misses, self.evictions, retries, self.error_at, self.last_error)
+
+
+def _parse_tally(text):
+    fields = text.rstrip("\n").split(" ", 12)
+    tally = Tally()
+    tally.is_elected, tally.stamp = fields[0] == "1", int(fields[1])
+    (tally.done_n, tally.retried_n, tally.buried_n, tally.flushes_n, tally.written_kb, tally.hits, tally.misses,
+     tally.evictions) = (int(field) for field in fields[2:10])
+    tally.retries = parse_retries(fields[10])
+    tally.error_at, tally.last_error = int(fields[11]), fields[12]
+    return tally
+
+
+def parse_retries(text):
+    """{bucket: count} of `B:N,B:N` or `-`."""
+    return {} if text == "-" else {int(b): int(n) for b, _, n in (pair.partition(":") for pair in text.split(","))}
+
+
+def read_tallies(run):
+    """{(pid, start): Tally} of the living workers."""
+    tallies = {}
+    try:
+        names = posix.listdir(run + "/workers")
+    except FileNotFoundError:
+        return tallies
+    for name in names:
+        pid, _, start = name.partition("-")
+        if pid.isdigit() and start.isdigit() and is_alive(int(pid), int(start)):
+            try:
+                tallies[int(pid), int(start)] = _parse_tally(disk.read_text("%s/workers/%s" % (run, name)))
+            except (OSError, ValueError, IndexError):
+                continue  # being replaced, or somebody else's file
+    return tallies
+
+
+class Status:
+    """Everything the status line says, as attributes; see DESIGN 7."""
+
+    def __init__(self):
+        self.ready = self.processing = self.done = self.dead = self.delayed = self.failed = self.corrupt = self.held = 0
+        self.oldest = 0  # boot-clock second
+        self.retries = {}
+        self.worker, self.durable, self.clock = "down", "yes", "ok"
+        self.flushes = self.written_kb = 0
+        self.last_error = ""
+        self.pid = self.start = self.stamp = 0
+        self.boot_id = "-"
+        self.scan_s = 60
+        self.reason = "ok"
+        self.exit = 0
+
+    def judge(self, full, is_broken, has_ballast):
+        """Set exit and reason: the worst thing that is wrong."""
+        for code, reason, is_so in (
+                (2, "down", self.worker == "down"), (2, "stalled", self.worker == "stalled"),
+                (2, "store", is_broken), (2, "full", bool(full)), (2, "ballast", not has_ballast),
+                (1, "dead", self.dead > 0), (1, "corrupt", self.corrupt > 0), (1, "held", self.held > 0),
+                (1, "clock", self.clock != "ok"), (1, "durable", self.durable != "yes")):
+            if is_so:
+                self.exit, self.reason = code, reason
+                return
+        self.exit, self.reason = 0, "ok"
+
+    def run_line(self):
+        """The line of R/status (docs/files.md)."""
+        retries = ",".join("%d:%d" % item for item in sorted(self.retries.items())) or "-"
+        return ("pid=%d start=%d boot=%s stamp=%d ready=%d processing=%d done=%d dead=%d oldest=%d retries=%s delayed=%d failed=%d"
+                " corrupt=%d held=%d worker=%s durable=%s clock=%s flushes=%d written_kb=%d scan_s=%d exit=%d reason=%s"
+                " last_error=%s\n") % (
+            self.pid, self.start, self.boot_id, self.stamp, self.ready, self.processing, self.done, self.dead, self.oldest,
+            retries, self.delayed, self.failed, self.corrupt, self.held, self.worker, self.durable, self.clock,
+            self.flushes, self.written_kb, max(int(self.scan_s), 1), self.exit, self.reason, self.last_error)
+
+    def values(self, now, paused, free_kb):
+        """The fields of the status line in order, as a dict."""
+        oldest_s = max(int(now.boot - self.oldest), 0) if self.oldest else 0
+        retries = sum(n for bucket, n in self.retries.items() if bucket > now.boot - 60)
+        found = dict(vars(self), oldest_ready_s=oldest_s, retries_1m=retries, paused=paused, free_kb=free_kb)
+        return {field: found[field] for field in FIELDS}
+
+    def line(self, queue, now, paused, free_kb):
+        """The status line. One line whatever the jobs contain: last_error is escaped already."""
+        pairs = " ".join("%s=%s" % item for item in self.values(now, paused, free_kb).items())
+        return '%s queue=%s %s last_error="%s"' % (iso(now.wall), queue, pairs, self.last_error)
+
+
+def parse_run_line(text):
+    """The Status that R/status holds; ValueError when it is none."""
+    head, mark, last_error = text.rstrip("\n").partition(" last_error=")
+    pairs = dict(pair.partition("=")[::2] for pair in head.split(" "))
+    status = Status()
+    if not mark or "pid" not in pairs:
+        raise ValueError("not a status line")
+    for key, value in pairs.items():
+        if key == "retries":
+            status.retries = parse_retries(value)
+        elif key == "boot":
+            status.boot_id = value
+        elif key in ("worker", "durable", "clock", "reason"):
+            setattr(status, key, value)
+        elif hasattr(status, key):
+            setattr(status, key, int(value))
+    status.last_error = last_error
+    return status
+
+
+def merge(status, tallies):
+    """Add the workers' tallies to `status`; the elected worker's identity and stamp are the line's."""
+    newest = -1
+    for (pid, start), tally in sorted(tallies.items()):
+        status.flushes += tally.flushes_n
+        status.written_kb += tally.written_kb
+        for bucket, n in tally.retries.items():
+            status.retries[bucket] = status.retries.get(bucket, 0) + n
+        if tally.last_error and tally.error_at > newest:
+            newest, status.last_error = tally.error_at, tally.last_error
+        if tally.is_elected or not status.pid:
+            status.pid, status.start, status.stamp = pid, start, tally.stamp

@@ -1,0 +1,548 @@
+"""The walk of a job: claim, execute, settle. One process, one poll, no polling.
+
+The loop sleeps in one `poll` on the wake-up FIFO, the signal pipe and the handlers' outputs until the nearest deadline:
+a handler's timeout, a heartbeat, the batch's flush, a retry that becomes due, a gate that opens, the safety scan. Idle means
+asleep until the safety scan (P10). Before it sleeps it says so (`NAME.asleep`), then looks once more: an
+enqueue either sees the sign and pokes, or comes before the look.
+
+Our own disk's trouble never costs a job a try: a claim that cannot be settled now keeps its lease and is settled when the
+store is back (`_unsettled`), with growing pauses; nothing new is claimed meanwhile.
+
+Signals: TERM and INT let running handlers finish within GRACE_S, then end them, put the rest back and leave (a second one
+does not wait); HUP reads the configuration again; CHLD wakes the loop.
+"""
+
+import posix
+from _signal import SIGCHLD, SIGHUP, SIGINT, SIGTERM, set_wakeup_fd, signal
+from select import POLLIN, poll as make_poll
+
+from edgeq import config as configuration
+from edgeq import disk as seam
+from edgeq.errors import BadConfig, EdgeqError, LeaseLost, OK, TRY_LATER, NO_ROOM, IO_ERROR
+from edgeq.execute import CannotStart, Executor, Shortage, end_survivors
+from edgeq.gate import Gate
+from edgeq.job import Ack, Bury, Drop, FAILED, GiveBack, Hold, INCOMING, PROCESSING, Retry
+from edgeq.lease import start_time
+from edgeq.log import escape
+from edgeq.policy import after_death, decide
+from edgeq.reap import reap
+from edgeq.report import Status, Tally, merge, read_tallies
+from edgeq.retain import retain, sweep_run
+from edgeq.space import Guard, find_mount, is_mounted
+
+KILL_AFTER_S = 2  # between TERM and KILL of handlers that outlived the grace of a stop
+REPORT_GAP_S = 0.25  # /run/status is written at most so often while busy
+DOWN_FIRST_S, DOWN_MAX_S = 1, 30
+ONCE_TRIES = 3  # how often `work --once` meets a store that is down before it says so
+
+
+class Worker:
+    """One worker process. clock, log, store: opened by the caller; once: leave when nothing is ready."""
+
+    def __init__(self, store, config, clock, log, once=False):
+        self.store, self.config, self.clock, self.log, self.once = store, config, clock, log, once
+        self.run_path = config.run_path
+        self.poll = make_poll()
+        self.guard = Guard(store.disk, store.root, self.run_path, config)
+        store.on_full = self.guard.drop_ballast
+        self.gate = Gate(config, store.pauses, _draw, log)
+        self.executor = Executor(config.handlers, self.run_path + "/ctl", config.queue, self.poll, config.grace_s, log)
+        self.tally = Tally()
+        self.elected = seam.Lock(self.run_path + "/lock")
+        self.name = "%d-%d" % (posix.getpid(), start_time(posix.getpid()))
+        self.fifo = "%s/wake/%s" % (self.run_path, self.name)
+        self._unsettled = []  # (lease, verdict, outcome) the store could not take
+        self._down_until = self._down_wait_s = 0.0
+        self._down_n = 0
+        self._down_why = ""
+        self._terms = 0
+        self._is_stopping = self._is_reload_wanted = False
+        self._kill_at, self._leave_by = None, 0.0
+        self._safety_at = self._beat_at = self._report_at = self._status_at = 0.0
+        self._idle_since = None
+        self._is_changed = True
+        self._was_blocked = False
+
+    # --- life ------------------------------------------------------------------------------------------
+
+    def run(self):
+        """Work until told to stop (or, with `once`, until nothing is ready); the exit code."""
+        self._open_wakeups()
+        now = self.clock.read()
+        try:
+            self._safety_scan(now)
+            while not self._round():
+                pass
+            return self._leave()
+        finally:
+            set_wakeup_fd(-1)
+            self._close_wakeups()
+            self.elected.drop()
+
+    def _round(self):
+        """Once around the loop; True when it is time to leave."""
+        now = self.clock.read()
+        self._heed_signals(now)
+        self._collect(now)
+        self.executor.tick(now)
+        self._keep_alive(now)
+        self._settle_again(now)
+        self._flush_if_due(now)
+        if now.boot >= self._safety_at:
+            self._safety_scan(now)
+        is_asleep = self._fill_slots(now)
+        if self._is_finished(now, is_asleep):
+            return True
+        if self._is_changed and now.boot >= self._status_at:
+            self._write_status(now)
+        self._sleep(now)
+        return False
+
+    def _is_finished(self, now, is_asleep):
+        if self._is_stopping:
+            is_patient = self._terms < 2 and now.boot < self._leave_by
+            return not self.executor.running and not (self._unsettled and is_patient)
+        if self.executor.running or self._unsettled:
+            return False
+        if not is_asleep or self._down_until > now.boot:
+            return False
+        if self.once:
+            return not any(instant - now.boot <= 3 for instant in self.store.view.doubtful.values())
+        if self._idle_since is None:
+            self._idle_since = now.boot
+        return bool(self.config.linger_s) and now.boot - self._idle_since >= self.config.linger_s
+
+    def _leave(self):
+        """The exit code. A stop is clean when everything was put back and flushed; lingering out leaves the mark (P4)."""
+        now = self.clock.read()
+        is_lingering = not self._is_stopping and not self.once
+        try:
+            self.store.close(now, clean=not is_lingering and not self._unsettled)
+        except (OSError, EdgeqError) as error:
+            self.log.error("stop", error=error)
+            return IO_ERROR
+        self._write_status(now, "idle" if is_lingering else "down")
+        self._write_next_due(now)
+        if self.once and not self._is_stopping:
+            return TRY_LATER if self._was_blocked else OK
+        return OK
+
+    def _write_next_due(self, now):
+        """What the guard needs to start us again in time: `R/due`, a boot-clock second, 0 for never."""
+        dues = [at for at in (self.store.next_due(now), self.gate.next_change(now)) if at is not None]
+        seam.write_run(self.run_path + "/due", b"%d\n" % (min(dues) + 1 if dues else 0), 0o644)
+
+    # --- waking and sleeping -----------------------------------------------------------------------------
+
+    def _open_wakeups(self):
+        reader, writer = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
+        self._signals_fd = reader
+        set_wakeup_fd(writer, warn_on_full_buffer=False)
+        for number in (SIGTERM, SIGINT):
+            signal(number, self._on_term)
+        signal(SIGHUP, self._on_hup)
+        signal(SIGCHLD, _on_child)
+        self.poll.register(reader, POLLIN)
+        self._open_fifo()
+
+    def _open_fifo(self):
+        seam.forget(self.fifo)
+        posix.mkfifo(self.fifo, 0o660)
+        if posix.geteuid() == 0:
+            posix.chown(self.fifo, -1, posix.stat(self.run_path + "/wake").st_gid)
+        posix.chmod(self.fifo, 0o660)
+        # read and write: with a reader only, poll would spin after the first producer went
+        self._fifo_fd = posix.open(self.fifo, posix.O_RDWR | posix.O_NONBLOCK | posix.O_CLOEXEC)
+        self.poll.register(self._fifo_fd, POLLIN)
+
+    def _close_wakeups(self):
+        for path in (self.fifo + ".asleep", self.fifo, "%s/workers/%s" % (self.run_path, self.name)):
+            try:
+                seam.forget(path)
+            except OSError:
+                pass
+
+    def _on_term(self, *_):
+        self._terms += 1
+
+    def _on_hup(self, *_):
+        self._is_reload_wanted = True
+
+    def _say_asleep(self):
+        try:
+            posix.close(posix.open(self.fifo + ".asleep", posix.O_CREAT | posix.O_WRONLY | posix.O_CLOEXEC, 0o644))
+        except OSError:
+            pass  # a producer's poke is lost: the safety scan finds the job
+
+    def _sleep(self, now):
+        wait_ms = max(int((self._next_instant(now) - now.boot) * 1000) + 1, 0)
+        if self._terms and not self._is_stopping or self._is_reload_wanted:
+            return
+        is_poked = False
+        for fd, _ in self.poll.poll(wait_ms):
+            if fd == self._fifo_fd:
+                is_poked = True
+                _drain(fd)
+            elif fd == self._signals_fd:
+                _drain(fd)
+            elif self.executor.owns(fd):
+                self.executor.pump(fd)
+        if is_poked:
+            seam.forget(self.fifo + ".asleep")
+            self._is_changed = True
+            self._idle_since = None
+
+    def _next_instant(self, now):
+        """The boot-clock instant at which something is to be done whatever happens."""
+        instants = [self._safety_at, self.executor.next_deadline(), self._kill_at]
+        if self.executor.running or self._unsettled:
+            instants.append(self._beat_at)
+        instants.append(self.store.batch.due_at(self.config.sync_window_ms) if not self.store.is_broken else None)
+        if self._down_until > now.boot:
+            instants.append(self._down_until)
+        elif self._has_slot() and not self._is_stopping and not self._unsettled:
+            instants.append(self.store.next_due(now))
+            instants.append(self.gate.next_change(now))
+        if self._is_changed:
+            instants.append(self._status_at)
+        if self.config.linger_s and self._idle_since is not None:
+            instants.append(self._idle_since + self.config.linger_s)
+        return min(instant for instant in instants if instant is not None)
+
+    def _heed_signals(self, now):
+        if self._terms and not self._is_stopping:
+            self._is_stopping = True
+            self._kill_at = now.boot + self.config.grace_s
+            self._leave_by = self._kill_at + KILL_AFTER_S
+            self.log.info("stopping", running=len(self.executor.running))
+        if self._kill_at is not None and (now.boot >= self._kill_at or self._terms > 1):
+            self._kill_at = None
+            self.executor.stop_all(now, KILL_AFTER_S)
+        if self._is_reload_wanted:
+            self._is_reload_wanted = False
+            self._reload()
+
+    def _reload(self):
+        """A bad file keeps the running configuration; what names the spool is not changed under a running worker."""
+        try:
+            fresh = configuration.load(self.config.path, self.config.queue)
+        except BadConfig as error:
+            self.log.error("reload", error=error, kept="the running configuration")
+            return
+        for fixed in ("spool", "run_dir", "store", "queue", "user"):
+            if getattr(fresh, fixed) != getattr(self.config, fixed):
+                self.log.warning("reload", key=fixed.upper(), needs="a restart")
+                setattr(fresh, fixed, getattr(self.config, fixed))
+        vars(self.config).update(vars(fresh))
+        self.executor.handlers, self.executor.grace_s = fresh.handlers, fresh.grace_s
+        self.store.view.size = fresh.scan_cache
+        self.gate.reload()
+        self.log.info("reloaded", file=self.config.path)
+
+    # --- claim and execute ----------------------------------------------------------------------------------
+
+    def _has_slot(self):
+        return len(self.executor.running) < self.config.concurrency
+
+    def _fill_slots(self, now):
+        """Start what is ready while there are slots; True when a fresh look found nothing to start."""
+        if self._is_stopping or not self._has_slot() or self._unsettled or now.boot < self._down_until:
+            return False
+        if self.config.require_mount and not is_mounted(self.config.require_mount):
+            self._go_down(now, "not mounted: " + self.config.require_mount)
+            return False
+        is_fresh = False
+        try:
+            while self._has_slot():
+                lease = self.store.claim(now, lambda type: self.gate.may_run(type, now), self.config.lease_s, is_fresh)
+                if lease:
+                    self._start_guarded(lease, now)
+                    if self._unsettled or now.boot < self._down_until:
+                        return False
+                    continue
+                if self.store.view.strangers and self.store.adopt(now):
+                    self.store.view.filled_at = -1e9
+                    continue
+                if is_fresh:
+                    self._recovered()
+                    blocked = self.store.view.blocked
+                    self._was_blocked = bool(blocked)
+                    return True
+                self._say_asleep()  # before the last look: whoever comes after it sees the sign
+                is_fresh = True
+        except (OSError, EdgeqError) as error:
+            self._go_down(now, error)
+        return False
+
+    def _start_guarded(self, lease, now):
+        """One job's bug must not stop the others: its type is held, the line says what to report."""
+        try:
+            self._start(lease, now)
+        except (OSError, EdgeqError):
+            raise
+        except Exception as error:
+            self._settle(lease, Hold("held", "edgeq bug: %s: %s" % (type(error).__name__, error)), None, now)
+
+    def _start(self, lease, now):
+        entry = lease.entry
+        self._is_changed = True
+        self._idle_since = None
+        settings = self.gate.settings(entry.type)
+        max_attempts = lease.record.max_attempts or settings.max_attempts
+        if entry.attempts > max_attempts:
+            self._settle(lease, Bury(lease.last_error or "interrupted at each of its tries"), None, now)
+            return
+        if self.store.pauses.is_paused(entry.type, now):
+            # RACE: paused between look and claim. Whoever paused and saw nothing running must be right (OTA).
+            self._settle(lease, Hold("", "paused"), None, now)
+            return
+        try:
+            self.executor.start(lease, settings, max_attempts, now)
+            self.gate.started(entry.type)
+        except CannotStart as error:
+            self._settle(lease, Hold("held", error.why), None, now)
+        except Shortage as error:
+            self._settle(lease, Hold("", error.why), None, now)
+            self._go_down(now, error)
+
+    def _keep_alive(self, now):
+        """Heartbeats, in RAM. A lease that somebody took over: its handler is ended, its outcome forgotten (P5)."""
+        if now.boot < self._beat_at:
+            return
+        self._beat_at = now.boot + self.config.lease_s / 3
+        slots = {id(slot.lease): slot for slot in self.executor.running.values()}
+        for slot in slots.values():
+            slot.lease.handler = (slot.pid, slot.start)
+        leases = [slot.lease for slot in slots.values()] + [lease for lease, _, _ in self._unsettled]
+        try:
+            lost = self.store.heartbeat(leases, now, self.config.lease_s)
+        except OSError as error:
+            self.log.warning("heartbeat", error=error.strerror)
+            return
+        for lease in lost:
+            self.log.warning("lease lost", id=lease.entry.id)
+            if id(lease) in slots:
+                self.executor.abandon(slots[id(lease)])
+                self.gate.ended(lease.entry.type)
+            self._unsettled = [left for left in self._unsettled if left[0] is not lease]
+
+    # --- settle -----------------------------------------------------------------------------------------------
+
+    def _collect(self, now):
+        for slot, outcome in self.executor.collect(now):
+            lease = slot.lease
+            self._is_changed = True
+            self.gate.ended(lease.entry.type)
+            settings = self.gate.settings(lease.entry.type)
+            verdict = decide(lease.entry.attempts, lease.record.max_attempts or settings.max_attempts, outcome, settings,
+                             self.config.jitter, _draw)
+            self._settle(lease, verdict, outcome, now)
+
+    def _settle(self, lease, verdict, outcome, now):
+        """Carry a verdict out; what the store cannot take now is kept and tried again, with its lease alive."""
+        try:
+            self._carry_out(lease, verdict, outcome, now)
+        except LeaseLost:
+            self.log.warning("late", id=lease.entry.id, because="the claim is somebody else's now")
+        except (OSError, EdgeqError) as error:
+            self._unsettled.append((lease, verdict, outcome))
+            self._go_down(now, error)
+
+    def _carry_out(self, lease, verdict, outcome, now):
+        entry, type = lease.entry, lease.entry.type
+        ms = int(outcome.duration_s * 1000) if outcome else 0
+        if isinstance(verdict, Ack):
+            self.store.ack(lease, now, verdict.note, ms)
+            self.tally.done_n += 1
+            self.gate.succeeded(type)
+            self.log.debug("done", id=entry.id, type=type, attempt=entry.attempts, ms=ms)
+        elif isinstance(verdict, Retry):
+            self.store.retry(lease, verdict.wait_s, verdict.why, now)
+            self.tally.count_retry(now.boot)
+            self._note_error(entry, verdict.why, now)
+            self.log.info("retry", id=entry.id, type=type, attempt=entry.attempts, why=verdict.why, wait_s=round(verdict.wait_s, 1))
+        elif isinstance(verdict, Bury):
+            limit = lease.record.max_attempts or self.gate.settings(type).max_attempts
+            self.store.bury(lease, verdict.why, now, min(entry.attempts, limit))
+            self.tally.buried_n += 1
+            self._note_error(entry, verdict.why, now)
+            self.log.warning("dead", id=entry.id, type=type, attempt=entry.attempts, why=verdict.why,
+                             output=outcome.tail[-400:] if outcome else "")
+        elif isinstance(verdict, Hold):
+            self.store.hold(lease, verdict.why, outcome is not None, now)
+            if verdict.kind:
+                self._note_error(entry, verdict.why, now)
+                self.gate.close(type, verdict.kind, verdict.why, now)
+        elif isinstance(verdict, GiveBack):
+            self.store.give_back(lease, verdict.why, now)
+            self.log.info("given back", id=entry.id, type=type, why=verdict.why)
+        elif isinstance(verdict, Drop):
+            self.store.drop(lease, verdict.why, now)
+            self.log.info("cancelled", id=entry.id, type=type)
+        if isinstance(verdict, (Ack, Retry)) and self.gate.settings(type).sync_jobs == 1:
+            self.store.flush(now)
+
+    def _note_error(self, entry, why, now):
+        self.tally.note_error(escape("%s %s: %s" % (entry.type, entry.id, why)), now.boot)
+
+    def _settle_again(self, now):
+        """What could not be settled, once the store may be back."""
+        if now.boot < self._down_until:
+            return
+        try:
+            if self.store.is_broken:
+                self.store.reopen(now)
+                self.log.info("reopened", store=self.store.root)
+                self._recovered()
+        except (OSError, EdgeqError) as error:
+            self._go_down(now, error)
+            return
+        waiting, self._unsettled = self._unsettled, []
+        for at, (lease, verdict, outcome) in enumerate(waiting):
+            self._settle(lease, verdict, outcome, now)
+            if now.boot < self._down_until:
+                self._unsettled += waiting[at + 1:]
+                return
+
+    def _flush_if_due(self, now):
+        batch = self.store.batch
+        is_leaving = self._is_stopping and not self.executor.running
+        if self.store.is_broken or now.boot < self._down_until or batch.since is None:
+            return
+        if is_leaving or batch.is_due(now, self.config.sync_window_ms, self.config.sync_jobs):
+            try:
+                self.store.flush(now)
+            except (OSError, EdgeqError) as error:
+                self._go_down(now, error)
+
+    # --- trouble with our own disk ------------------------------------------------------------------------------
+
+    def _go_down(self, now, error):
+        """Pause, longer each time; said once, then once a minute (the log counts repeats)."""
+        self._down_n += 1
+        self._down_wait_s = min(max(self._down_wait_s * 2, DOWN_FIRST_S), DOWN_MAX_S)
+        self._down_until = now.boot + self._down_wait_s
+        self._down_why = str(error)
+        self._is_changed = True
+        self.tally.note_error(escape(self._down_why), now.boot)
+        self.log.error("store", error=error)
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            self.guard.drop_ballast()
+        if self.once and self._down_n >= ONCE_TRIES and not self.executor.running:
+            raise error if isinstance(error, (OSError, EdgeqError)) else EdgeqError("work", self.store.root, error)
+
+    def _recovered(self):
+        if self._down_n:
+            self._down_n, self._down_wait_s, self._down_why = 0, 0.0, ""
+            self._is_changed = True
+
+    # --- the safety scan, and what only the elected worker does ----------------------------------------------------
+
+    def _safety_scan(self, now):
+        self._safety_at = now.boot + self.config.safety_scan_s
+        self._is_changed = True
+        try:
+            self._restore_run()
+            if not self.elected.is_ours():
+                self.elected.drop()
+                self.elected.take(wait=False)
+            self.tally.is_elected = self.elected.fd >= 0
+            if self.tally.is_elected and not self.store.is_broken and now.boot >= self._down_until:
+                self._reap(now)
+                retain(self.store, now, self.log)
+                sweep_run(self.run_path, {entry.token for entry in self.store.entries(PROCESSING)})
+                self.guard.load_ballast()
+        except (OSError, EdgeqError) as error:
+            self._go_down(now, error)
+        if self.tally.is_elected and self.config.report_s and now.boot >= self._report_at:
+            self._report_at = now.boot + self.config.report_s
+            self._write_status(now)
+            self.log.info("status", line=self._status_line)
+
+    def _restore_run(self):
+        """Somebody emptied /run: make it again (B45)."""
+        if not self.store.disk.exists(self.fifo):
+            self.store.make_folders()
+            self.poll.unregister(self._fifo_fd)
+            posix.close(self._fifo_fd)
+            self._open_fifo()
+        else:
+            self.store.make_folders()
+
+    def _reap(self, now):
+        def end(holder, token):
+            return end_survivors(holder, "%s/ctl/%s" % (self.run_path, token))
+
+        def judge(lease):
+            settings = self.gate.settings(lease.entry.type)
+            return after_death(lease.entry.attempts, lease.record.max_attempts or settings.max_attempts, settings,
+                               self.config.jitter, _draw)
+
+        self.store.sweep_dead(now)
+        for lease, verdict in reap(self.store, now, self.config.lease_s, end, judge, self.log):
+            self._settle(lease, verdict, None, now)
+
+    # --- status ----------------------------------------------------------------------------------------------------
+
+    def _write_status(self, now, worker="up"):
+        """R/status, R/space and our tally: RAM only. The counts are the last listing's, moved by what we did since."""
+        self._is_changed = False
+        self._status_at = now.boot + max(REPORT_GAP_S, self.store.view.names_n / 10_000)
+        try:
+            self._tell(now)
+            status = self._make_status(now, worker)
+            seam.write_run(self.run_path + "/status", status.run_line().encode("ascii", "replace"), 0o644)
+            self.guard.publish()
+        except OSError as error:
+            self.log.warning("status", error=error.strerror)
+
+    def _tell(self, now):
+        tally, view, disk = self.tally, self.store.view, self.store.disk
+        tally.stamp = int(now.boot)
+        tally.flushes_n, tally.written_kb = disk.flushes_n, disk.written_bytes // 1024
+        tally.hits, tally.misses, tally.evictions = view.hits, view.misses, view.evictions
+        seam.write_run("%s/workers/%s" % (self.run_path, self.name), tally.line().encode("ascii", "replace"), 0o644)
+
+    def _make_status(self, now, worker):
+        status, store = Status(), self.store
+        status.boot_id, status.scan_s, status.worker = self.clock.boot_id, self.config.safety_scan_s, worker
+        counts = store.counts(now, lambda type: self.gate.may_run(type, now))
+        held = {type: n for type, n in store.view.blocked.items() if self.gate.is_held(type, now)}
+        status.held = sum(n[INCOMING] + n[FAILED] for n in held.values())
+        status.ready = counts.ready - sum(n[INCOMING] for n in held.values())
+        status.processing, status.done, status.dead = counts.processing - len(store.batch.settled), counts.done, counts.dead
+        status.delayed, status.failed, status.corrupt = counts.delayed, counts.failed, counts.corrupt
+        status.oldest = int(counts.oldest_at + 0.999) if counts.oldest_at else 0
+        status.clock = "ok" if self.config.clock == "none" or store.seq.is_trusted(now) else "untrusted"
+        status.durable = "no" if store.disk.is_reduced or _in_ram(store.root) else "yes"
+        merge(status, read_tallies(self.run_path))
+        if not status.last_error and self._down_why:
+            status.last_error = escape(self._down_why)
+        self.guard.judge(counts.ready + counts.delayed + counts.failed)
+        status.judge(self.guard.full, bool(self._down_why) or store.is_broken, self.guard.has_ballast())
+        self._status_line = status.line(self.config.queue, now, len(store.pauses.all(now)), self.guard.free_kb)
+        return status
+
+
+def _in_ram(path):
+    try:
+        return find_mount(path)[2]
+    except OSError:
+        return False
+
+
+def _draw():
+    """A number in [0, 1) from the kernel: no random module, no seed to repeat after a restore."""
+    return int.from_bytes(posix.urandom(2), "big") / 65536
+
+
+def _on_child(*_):
+    """Python drops signals without a handler; the wake-up pipe does the work."""
+
+
+def _drain(fd):
+    try:
+        while len(posix.read(fd, 4096)) == 4096:
+            pass
+    except BlockingIOError:
+        pass
