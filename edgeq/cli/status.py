@@ -164,6 +164,8 @@ def _table(context, store, now, paused):
     view = store.view
     for state in (INCOMING, PROCESSING, FAILED):
         for entry in store.entries(state):
+            if entry.settling:
+                continue  # its handler has ended; it waits for the flush
             row = rows.setdefault(entry.type, [0, 0, 0, 0, 0.0])
             row[(INCOMING, PROCESSING, FAILED).index(state)] += 1
             if state == INCOMING and not row[4] or state == INCOMING and entry.seq < row[4]:
