@@ -107,7 +107,7 @@ class Worker:
         if not is_asleep or self._down_until > now.boot:
             return False
         if self.once:
-            return not any(instant - now.boot <= 3 for instant in self.store.view.doubtful.values())
+            return not self.store.is_unsure(now)
         if self._idle_since is None:
             self._idle_since = now.boot
         return bool(self.config.linger_s) and now.boot - self._idle_since >= self.config.linger_s
@@ -197,7 +197,7 @@ class Worker:
         instants = [self._safety_at, self.executor.next_deadline(), self._kill_at]
         if self.executor.running or self._unsettled:
             instants.append(self._beat_at)
-        instants.append(self.store.batch.due_at(self.config.sync_window_ms) if not self.store.is_broken else None)
+        instants.append(self.store.flush_due_at() if not self.store.is_broken else None)
         if self._down_until > now.boot:
             instants.append(self._down_until)
         elif self._has_slot() and not self._is_stopping and not self._unsettled:
@@ -235,7 +235,6 @@ class Worker:
                 setattr(fresh, fixed, getattr(self.config, fixed))
         vars(self.config).update(vars(fresh))
         self.executor.handlers, self.executor.grace_s = fresh.handlers, fresh.grace_s
-        self.store.view.size = fresh.scan_cache
         self.gate.reload()
         self.log.info("reloaded", file=self.config.path)
 
@@ -260,13 +259,11 @@ class Worker:
                     if self._unsettled or now.boot < self._down_until:
                         return False
                     continue
-                if self.store.view.strangers and self.store.adopt(now):
-                    self.store.view.filled_at = -1e9
+                if self.store.adopt(now):
                     continue
                 if is_fresh:
                     self._recovered()
-                    blocked = self.store.view.blocked
-                    self._was_blocked = bool(blocked)
+                    self._was_blocked = bool(self.store.blocked)
                     return True
                 self._say_asleep()  # before the last look: whoever comes after it sees the sign
                 is_fresh = True
@@ -405,11 +402,10 @@ class Worker:
                 return
 
     def _flush_if_due(self, now):
-        batch = self.store.batch
-        is_leaving = self._is_stopping and not self.executor.running
-        if self.store.is_broken or now.boot < self._down_until or batch.since is None:
+        due_at = self.store.flush_due_at()
+        if self.store.is_broken or now.boot < self._down_until or due_at is None:
             return
-        if is_leaving or batch.is_due(now, self.config.sync_window_ms, self.config.sync_jobs):
+        if now.boot >= due_at or self._is_stopping and not self.executor.running:
             try:
                 self.store.flush(now)
             except (OSError, EdgeqError) as error:
@@ -487,7 +483,7 @@ class Worker:
     def _write_status(self, now, worker="up"):
         """R/status, R/space and our tally: RAM only. The counts are the last listing's, moved by what we did since."""
         self._is_changed = False
-        self._status_at = now.boot + max(REPORT_GAP_S, self.store.view.names_n / 10_000)
+        self._status_at = now.boot + max(REPORT_GAP_S, self.store.gauges().names_n / 10_000)
         try:
             self._tell(now)
             status = self._make_status(now, worker)
@@ -497,24 +493,24 @@ class Worker:
             self.log.warning("status", error=error.strerror)
 
     def _tell(self, now):
-        tally, view, disk = self.tally, self.store.view, self.store.disk
+        tally, gauges = self.tally, self.store.gauges()
         tally.stamp = int(now.boot)
-        tally.flushes_n, tally.written_kb = disk.flushes_n, disk.written_bytes // 1024
-        tally.hits, tally.misses, tally.evictions = view.hits, view.misses, view.evictions
+        tally.flushes_n, tally.written_kb = gauges.flushes_n, gauges.written_kb
+        tally.hits, tally.misses, tally.evictions = gauges.hits, gauges.misses, gauges.evictions
         seam.write_run("%s/workers/%s" % (self.run_path, self.name), tally.line().encode("ascii", "replace"), 0o644)
 
     def _make_status(self, now, worker):
         status, store = Status(), self.store
         status.boot_id, status.scan_s, status.worker = self.clock.boot_id, self.config.safety_scan_s, worker
         counts = store.counts(now, lambda type: self.gate.may_run(type, now))
-        held = {type: n for type, n in store.view.blocked.items() if self.gate.is_held(type, now)}
+        held = {type: n for type, n in store.blocked.items() if self.gate.is_held(type, now)}
         status.held = sum(n[INCOMING] + n[FAILED] for n in held.values())
         status.ready = counts.ready - sum(n[INCOMING] for n in held.values())
-        status.processing, status.done, status.dead = counts.processing - len(store.batch.settled), counts.done, counts.dead
+        status.processing, status.done, status.dead = counts.processing, counts.done, counts.dead
         status.delayed, status.failed, status.corrupt = counts.delayed, counts.failed, counts.corrupt
         status.oldest = int(counts.oldest_at + 0.999) if counts.oldest_at else 0
-        status.clock = "ok" if self.config.clock == "none" or store.seq.is_trusted(now) else "untrusted"
-        status.durable = "no" if store.disk.is_reduced or _in_ram(store.root) else "yes"
+        status.clock = "ok" if self.config.clock == "none" or store.is_trusted(now) else "untrusted"
+        status.durable = "no" if store.gauges().is_reduced or _in_ram(store.root) else "yes"
         merge(status, read_tallies(self.run_path))
         if not status.last_error and self._down_why:
             status.last_error = escape(self._down_why)

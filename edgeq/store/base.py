@@ -24,11 +24,21 @@ that would promise something raises StoreDown until `reopen` succeeds.
     prune(now)                       bounds on what is kept; bounded work
     check(now, repair)               -> [sentence]   every broken promise; [] is health
     next_due(now)                    -> boot-clock instant at which something becomes ready, or None
+    flush_due_at()                   -> boot-clock instant at which `flush` must be called, or None
+    adopt(now)                       -> how many jobs came in by another door (dropped files)
+    sweep_dead(now)                  dead letters whose id is done: gone
+    is_unsure(now)                   True while a file that cannot be read may still be being written
+    is_trusted(now)                  whether the wall clock may be believed (P8)
+    gauges()                         -> Gauges
     start(now), flush(now), close(now, clean), reopen(now)
+
+Attributes: root (a folder: where it lies, for the guard and for messages), run (its folder in RAM), disk (the seam), pauses,
+is_broken, blocked (type that might not run at the last listing -> {folder: how many ready jobs}), on_full (set by the
+worker: called when a settle meets a full disk; True when it made room).
 """
 
 VERBS = ("enqueue", "enqueue_many", "claim", "note_handler", "heartbeat", "ack", "retry", "bury", "hold", "give_back", "drop",
-         "stale", "take_over", "kick", "cancel", "purge", "entries", "find", "counts", "prune", "check", "next_due",
+         "stale", "take_over", "adopt", "sweep_dead", "is_unsure", "is_trusted", "flush_due_at", "gauges", "kick", "cancel", "purge", "entries", "find", "counts", "prune", "check", "next_due",
          "start", "flush", "close", "reopen")
 
 QUEUED, ALREADY_QUEUED, ALREADY_DONE, ALREADY_DEAD = "queued", "already queued", "already done", "already dead"
@@ -55,3 +65,14 @@ class Counts:
         self.ready = self.processing = self.done = self.dead = self.delayed = self.failed = 0
         self.corrupt = self.held = self.newer = 0
         self.oldest_at = 0.0
+
+
+class Gauges:
+    """What a store did since it was opened. names_n: names in the last listing; is_reduced: cannot flush folders here."""
+
+    __slots__ = ("flushes_n", "written_kb", "hits", "misses", "evictions", "names_n", "is_reduced")
+
+    def __init__(self, flushes_n=0, written_kb=0, hits=0, misses=0, evictions=0, names_n=0, is_reduced=False):
+        self.flushes_n, self.written_kb = flushes_n, written_kb
+        self.hits, self.misses, self.evictions, self.names_n = hits, misses, evictions, names_n
+        self.is_reduced = is_reduced

@@ -23,7 +23,7 @@ from edgeq.job import (DLQ, DONE, CORRUPT, FAILED, FOLDERS, INCOMING, PROCESSING
                        format_version)
 from edgeq.lease import Leases, is_alive
 from edgeq.store import intake
-from edgeq.store.base import Counts
+from edgeq.store.base import Counts, Gauges
 from edgeq.store.journal import Journal, Line
 from edgeq.store.pauses import Pauses
 from edgeq.store.scan import ReadyView
@@ -212,7 +212,25 @@ class Spool:
 
     def adopt(self, now):
         """Take in what people dropped into incoming/ under other names; how many became jobs."""
-        return sum(intake.adopt(self, folder, name, now) for folder, name in self.view.strangers)
+        adopted = sum(intake.adopt(self, folder, name, now) for folder, name in self.view.strangers)
+        if adopted:
+            self.view.filled_at = -1e9  # the next claim lists again
+        return adopted
+
+    def is_unsure(self, now):
+        return any(instant - now.boot <= UNCHANGED_S + 1 for instant in self.view.doubtful.values())
+
+    def is_trusted(self, now):
+        return self.seq.is_trusted(now)
+
+    @property
+    def blocked(self):
+        return self.view.blocked
+
+    def gauges(self):
+        disk, view = self.disk, self.view
+        return Gauges(disk.flushes_n, disk.written_bytes // 1024, view.hits, view.misses, view.evictions, view.names_n,
+                      disk.is_reduced)
 
     def purge(self, states, now):
         from edgeq.store import bounds
@@ -543,6 +561,10 @@ class Spool:
         self.disk.flush_folder(self.path(PROCESSING))
         self._forget(lease)
 
+    def flush_due_at(self):
+        """At once after SYNC_JOBS settled claims, else SYNC_WINDOW_MS after the first; None when nothing waits for it."""
+        return self.batch.due_at(self.config.sync_window_ms, self.config.sync_jobs)
+
     def flush(self, now):
         """The barrier: lines, one fdatasync, folders, then the settled claims go."""
         self._usable()
@@ -741,7 +763,7 @@ class Spool:
         counts = Counts()
         counts.ready, counts.delayed, counts.failed = view.ready_n, view.delayed_n, view.failed_n
         counts.newer = view.newer_n
-        counts.processing = sum(1 for _ in self._names(PROCESSING))
+        counts.processing = sum(1 for name in self._names(PROCESSING) if not name.endswith(".settling"))
         counts.dead = sum(1 for _ in self._names(DLQ))
         counts.corrupt = sum(1 for name in self._names(CORRUPT) if not name.endswith(".why"))
         counts.done = self.journal.done_count()

@@ -32,12 +32,11 @@ class Batch:
         if self.since is None:
             self.since = now.boot
 
-    def due_at(self, window_ms):
-        """The boot-clock instant at which the barrier must fall, or None when nothing waits for it."""
-        return None if self.since is None else self.since + window_ms / 1000
-
-    def is_due(self, now, window_ms, jobs):
-        return self.since is not None and (self.size >= jobs or now.boot >= self.since + window_ms / 1000)
+    def due_at(self, window_ms, jobs):
+        """The boot-clock instant at which the barrier must fall, 0 when at once, None when nothing waits for it."""
+        if self.since is None:
+            return None
+        return 0 if self.size >= jobs else self.since + window_ms / 1000
 
     def clear(self):
         self.lines, self.settled, self.folders = [], [], set()
