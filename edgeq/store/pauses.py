@@ -57,7 +57,11 @@ class Pauses:
     def all(self, now):
         """{type or "": seconds left, 0 for ever} of every pause in force."""
         found = {}
-        for name in self.disk.names(self.root):
+        try:
+            names = list(self.disk.names(self.root))
+        except FileNotFoundError:
+            return found  # no spool yet
+        for name in names:
             if name == "paused" or name.startswith("paused."):
                 type = name[7:]
                 left = self.ends_in(type, now)
