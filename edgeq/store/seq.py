@@ -6,7 +6,7 @@ trusted: a clock behind the newest SEQ (or behind the program's own build date) 
 """
 
 import posix
-from posix import O_RDWR, O_CREAT, O_NOFOLLOW, O_CLOEXEC
+from posix import O_RDONLY, O_RDWR, O_CREAT, O_NOFOLLOW, O_CLOEXEC
 
 from edgeq import BUILD_DATE
 from edgeq.disk import Lock
@@ -26,17 +26,8 @@ class Sequence:
 
     def newest(self):
         """The last SEQ issued."""
-        try:
-            fd = posix.open(self.path, O_RDWR | O_NOFOLLOW | O_CLOEXEC)
-        except FileNotFoundError:
-            return self._seeded()
-        try:
-            text = posix.pread(fd, 17, 0)
-        finally:
-            posix.close(fd)
-        if len(text) == 17 and text[:16].isdigit() and text[16:] == b"\n":
-            return int(text)
-        return self._seeded()
+        known = self._get()
+        return self._seeded() if known is None else known
 
     def issue(self, now):
         """A SEQ later than all before. Two that overlap in time may tie."""
@@ -55,19 +46,34 @@ class Sequence:
         return self.keeps_time and now.wall >= BUILD_DATE and now.wall + SLACK_S >= self.newest() / 1e6
 
     def _seeded(self):
-        with Lock(self.lock_path):
-            try:
-                text = posix.pread(posix.open(self.path, O_RDWR | O_CLOEXEC), 17, 0)
-            except FileNotFoundError:
-                text = b""
-            if len(text) == 17 and text[:16].isdigit():
-                return int(text)  # RACE: somebody else seeded while we waited for the lock
-            seq = self.seed()
-            self._put(seq)
-            return seq
+        """The spool's highest SEQ, kept in R/seq from now on; where /run cannot be written, asked again each time."""
+        try:
+            with Lock(self.lock_path):
+                known = self._get()  # RACE: somebody else may have seeded while we waited for the lock
+                if known is None:
+                    known = self.seed()
+                    self._put(known)
+                return known
+        except (FileNotFoundError, PermissionError):
+            return self.seed()
+
+    def _get(self):
+        """The number in R/seq, None when there is none."""
+        try:
+            fd = posix.open(self.path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            text = posix.pread(fd, 17, 0)
+        finally:
+            posix.close(fd)
+        return int(text) if len(text) == 17 and text[:16].isdigit() and text[16:] == b"\n" else None
 
     def _put(self, seq):
-        fd = posix.open(self.path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0o660)
+        try:
+            fd = posix.open(self.path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0o660)
+        except (FileNotFoundError, PermissionError):
+            return  # no /run yet: the next one counts on from the names
         try:
             posix.pwrite(fd, b"%016d\n" % seq, 0)  # in place: a reader never sees it empty
         finally:
