@@ -26,8 +26,9 @@ def _prune_folder(spool, folder, keep, keep_kb, now):
     aged = []
     for name in spool.disk.names(spool.path(folder)):
         if not name.endswith(".why"):
-            status = spool.disk.lstat(spool.path(folder, name))
-            aged.append((status.st_mtime, status.st_size, name))
+            status = _status(spool, spool.path(folder, name))
+            if status:
+                aged.append((status.st_mtime, status.st_size, name))
     aged.sort(reverse=True)
     kept_bytes, surplus = 0, []
     limit_s = spool.config.keep_days * DAY_S if spool.seq.is_trusted(now) else 0
@@ -41,6 +42,14 @@ def _prune_folder(spool, folder, keep, keep_kb, now):
         if folder == DLQ:
             spool.log.warning("dead letter dropped", id=name[:-5], because="DLQ_KEEP, DLQ_KEEP_KB or KEEP_DAYS")
     return len(surplus[-PER_PASS:])
+
+
+def _status(spool, path):
+    """lstat, or None: a dot-file is renamed, a letter kicked, while we look."""
+    try:
+        return spool.disk.lstat(path)
+    except FileNotFoundError:
+        return None
 
 
 def _remove_tree(spool, path):
@@ -93,7 +102,11 @@ def _sweep_dots(spool, now):
         for name in dots[:PER_PASS]:
             key = folder + "/" + name
             first = spool.dots.setdefault(key, now.boot)
-            age_s = now.wall - spool.disk.lstat(path + "/" + name).st_mtime
+            status = _status(spool, path + "/" + name)
+            if status is None:
+                spool.dots.pop(key, None)
+                continue
+            age_s = now.wall - status.st_mtime
             if now.boot - first > DAY_S or (now.boot > DAY_S and spool.seq.is_trusted(now) and age_s > DAY_S):
                 _remove_tree(spool, path + "/" + name)
                 spool.dots.pop(key, None)

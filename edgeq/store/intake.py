@@ -255,7 +255,7 @@ def adopt(spool, folder, name, now):
     try:
         status = spool.disk.fstat(fd)
         stamp = (status.st_size, status.st_mtime_ns)
-        record = spool._record_of(fd, status)
+        record = spool._record_of(fd, status, spool.config.max_payload_bytes)
         with seam.Lock(spool.run + "/id.lock"):
             return _adopt_record(spool, path, record, now)
     except BadJob as error:

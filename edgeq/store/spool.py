@@ -33,6 +33,7 @@ from edgeq.store.sync import Batch
 INCOMING_MODE, FOLDER_MODE, RUN_MODE = 0o3770, 0o2750, 0o755
 RUN_FOLDERS = ("leases", "wake", "keys", "ctl", "errors", "types", "workers")
 MARK = "running"
+READABLE_BYTES = 1 << 20  # a payload up to this size can always be read back
 UNCHANGED_S = 2  # a file that cannot be read is set aside only when nobody has touched it for so long
 
 
@@ -288,9 +289,13 @@ class Spool:
             lease = self._take(entry, record, fd, now, lease_s)
         finally:
             self.disk.close(fd)
-        if lease is None or self._gives_way(lease, now):
+        if lease is None:
             return None
-        return lease
+        try:
+            return None if self._gives_way(lease, now) else lease
+        except OSError:
+            self._unclaim(lease)
+            raise
 
     def _take(self, entry, record, fd, now, lease_s):
         """One claim: lease, then rename. None when another worker was faster."""
@@ -313,8 +318,20 @@ class Spool:
             raise
         self._mine.add(token)
         if is_suspect:
-            self._flush(fd)  # it may have taken the board down: the charge is durable before it runs again (P4)
+            try:
+                self._flush(fd)  # it may have taken the board down: the charge is durable before it runs again (P4)
+            except OSError:
+                self._unclaim(lease)
+                raise
         return lease
+
+    def _unclaim(self, lease):
+        """The claim met trouble of our own disk before anything ran: back uncharged, or left for the reaper."""
+        try:
+            self.disk.rename(self.path(lease.entry.path), self.path(lease.origin.path))
+        except OSError:
+            pass
+        self._forget(lease)
 
     def _flush(self, fd):
         try:
@@ -353,14 +370,16 @@ class Spool:
             self.doubt(entry.state, name, error.strerror, stamp, now)
             return None
 
-    def _record_of(self, fd, status):
-        limit = self.config.max_payload_bytes + records.RECORD_OVERHEAD
+    def _record_of(self, fd, status, payload_limit=0):
+        """The Record in an open file, or BadJob. What was accepted stays readable when MAX_PAYLOAD_KB is lowered later."""
+        payload_limit = payload_limit or max(4 * self.config.max_payload_bytes, READABLE_BYTES)
+        limit = payload_limit + records.RECORD_OVERHEAD
         if not seam.is_file(status):
             raise BadJob("read", "file", "not a regular file with one name")
         if status.st_size > limit:
             raise BadJob("read", "file", "%d bytes, more than MAX_PAYLOAD_KB=%d allows" % (
                 status.st_size, self.config.max_payload_kb))
-        return records.decode(self.disk.read_fd(fd, limit + 1), self.config.max_payload_bytes)
+        return records.decode(self.disk.read_fd(fd, limit + 1), payload_limit)
 
     def _is_expired(self, entry, record, now):
         return bool(record.expires_s and self.seq.is_trusted(now) and now.wall > entry.seq / 1e6 + record.expires_s)
@@ -541,8 +560,8 @@ class Spool:
         if why:
             self._save_error(lease.entry.id, why)
         origin = lease.origin or self._origin(lease.entry)
+        # not flushed: a type that is offline for a week costs no flash; a cut here costs at most the try
         self._put_back(lease, origin.moved(origin.state, again=origin.again or ran), now)
-        self.batch.add_move(origin.state, now)
 
     def give_back(self, lease, why, now):
         """Back because the worker stops. Refunded only to a name without `r`: a job that calls reboot runs out of tries (P4)."""
@@ -683,11 +702,14 @@ class Spool:
                 lease.record = self._record_of(fd, self.disk.fstat(fd))
             finally:
                 self.disk.close(fd)
+            higher = self._outranked(ours)
         except BadJob as error:
             self.set_aside(PROCESSING, ours.name, error.why)
             self._forget(lease)
             return None
-        higher = self._outranked(ours)
+        except OSError:
+            self._forget(lease)  # without a lease it is stale again: the next scan takes it
+            raise
         if higher in (DONE, DLQ, FAILED):
             self._drop_claim(lease)
             self.log.info("dropped", id=ours.id, because="the same id is in " + higher)
