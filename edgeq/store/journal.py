@@ -313,7 +313,10 @@ class Journal:
     def surplus(self):
         """The oldest segment that is beyond DONE_KEEP_KB, or None; never the newest, never another format's."""
         names = self.segments()
-        size = sum(len(self._read(name)) for name in names)
+        try:
+            size = sum(self.disk.lstat("%s/%s" % (self.folder, name)).st_size for name in names)
+        except FileNotFoundError:  # purged meanwhile
+            return None
         if len(names) < 2 or size <= self.keep_kb * 1024 or parse_segment(names[0])[2] != FORMAT:
             return None
         return names[0]

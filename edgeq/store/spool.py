@@ -679,6 +679,8 @@ class Spool:
         parts = token.split("-")
         if len(parts) != 4 or parts[0] != self.clock.boot_id[:8] or not (parts[1].isdigit() and parts[2].isdigit()):
             return False
+        if (int(parts[1]), int(parts[2])) == (self.leases.pid, self.leases.start):
+            return False  # ours, but we do not know it any more: a settle that failed half way
         return is_alive(int(parts[1]), int(parts[2]))
 
     def take_over(self, entry, holder, now, lease_s):
