@@ -95,14 +95,13 @@ class Disk:
 
     def read_fd(self, fd, limit):
         """At most `limit` bytes from the start of `fd`."""
-        parts, size = [], 0
-        while size < limit:
-            part = self.pread(fd, min(READ_CHUNK, limit - size), size)
+        data = self.pread(fd, min(READ_CHUNK, limit), 0)
+        while len(data) >= READ_CHUNK and len(data) < limit:  # a short read is the end of a regular file
+            part = self.pread(fd, min(READ_CHUNK, limit - len(data)), len(data))
             if not part:
                 break
-            parts.append(part)
-            size += len(part)
-        return b"".join(parts)
+            data += part
+        return data
 
     def write_all(self, fd, data):
         """Write everything or raise; a short write is carried on, so that the error that cut it shows."""
@@ -255,6 +254,15 @@ class Lock:
 
     def __exit__(self, *_):
         self.drop()
+
+
+def create_run(path, data, mode=0o640):
+    """Make a file in /run that nobody reads before we say so: no rename needed."""
+    fd = posix.open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode)
+    try:
+        posix.write(fd, data)
+    finally:
+        posix.close(fd)
 
 
 def write_run(path, data, mode=0o640):

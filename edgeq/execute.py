@@ -79,7 +79,10 @@ class Slot:
     def start(self):
         """Its start time in ticks, 0 when it had ended before somebody asked: looked up then, short jobs never pay for it."""
         if self._start is None:
-            self._start = start_time(self.pid)
+            try:
+                self._start = start_time(self.pid)
+            except OSError:  # no descriptor left: unknown this time
+                return 0
         return self._start
 
 

@@ -49,11 +49,17 @@ class Leases:
         self._count += 1
         return "%s-%d-%d-%d" % (self.boot_id[:8], self.pid, self.start, self._count)
 
+    def create(self, token, lease_until, started_at, handler=(0, 0)):
+        """Put the first lease of a token, before the claim's rename: nobody looks for it earlier."""
+        disk.create_run("%s/%s" % (self.folder, token), self._line(lease_until, started_at, handler))
+
     def write(self, token, lease_until, started_at, handler=(0, 0)):
-        """Put the lease, or replace it at a heartbeat. Instants in seconds of the boot clock."""
-        line = "%d %d %s %d %d %.3f %.3f\n" % (
-            self.pid, self.start, self.boot_id, handler[0], handler[1], started_at, lease_until)
-        disk.write_run("%s/%s" % (self.folder, token), line.encode())
+        """Replace the lease at a heartbeat. Instants in seconds of the boot clock."""
+        disk.write_run("%s/%s" % (self.folder, token), self._line(lease_until, started_at, handler))
+
+    def _line(self, lease_until, started_at, handler):
+        return ("%d %d %s %d %d %.3f %.3f\n" % (
+            self.pid, self.start, self.boot_id, handler[0], handler[1], started_at, lease_until)).encode()
 
     def remove(self, token):
         disk.forget("%s/%s" % (self.folder, token))

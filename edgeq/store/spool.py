@@ -305,9 +305,10 @@ class Spool:
         claimed = entry.moved(PROCESSING, attempts=entry.attempts + 1, token=token)
         is_suspect = entry.seq <= self.suspect_seq
         lease = Lease(claimed, record, now.boot, now.boot + lease_s,
-                      entry.again or entry.attempts > 0 or is_suspect, is_suspect, self.last_error(entry.id))
+                      entry.again or entry.attempts > 0 or is_suspect, is_suspect,
+                      self.last_error(entry.id) if entry.attempts or entry.again else "")
         lease.origin = entry
-        self.leases.write(token, lease.leased_until, now.boot)  # before the rename: no claim without a lease
+        self.leases.create(token, lease.leased_until, now.boot)  # before the rename: no claim without a lease
         try:
             # CRASH: unflushed, so a cut may undo it: the job waits again, uncharged, which P4 allows once (+ suspects).
             self.disk.rename(self.path(entry.path), self.path(claimed.path))
@@ -602,7 +603,7 @@ class Spool:
             self._remove(self.path(entry.path))
             self._mine.discard(entry.token)
             self.leases.remove(entry.token)
-            self.forget_error(entry.id)
+            self._forget_errors_of(entry)
         self.batch.clear()
 
     def _write_lines(self):
@@ -649,7 +650,7 @@ class Spool:
         self._mine.discard(lease.token)
         self.leases.remove(lease.token)
         if lease.entry.settling:
-            self.forget_error(lease.entry.id)
+            self._forget_errors_of(lease.entry)
 
     def _remove(self, path):
         try:
@@ -687,7 +688,7 @@ class Spool:
         """Own lease, one rename to our token, then we are its holder. None: lost the race, dropped, or set aside."""
         token = self.leases.make_token()
         group = (holder.group, holder.group_start) if holder else (0, 0)
-        self.leases.write(token, now.boot + lease_s, now.boot, group)
+        self.leases.create(token, now.boot + lease_s, now.boot, group)
         ours = entry.moved(PROCESSING, token=token, again=True)
         try:
             self.disk.rename(self.path(entry.path), self.path(ours.path))
@@ -821,6 +822,10 @@ class Spool:
             return seam.read_text("%s/errors/%s" % (self.run, id)).rstrip("\n")
         except OSError:
             return ""
+
+    def _forget_errors_of(self, entry):
+        if entry.attempts > 1 or entry.again:  # else it never failed
+            self.forget_error(entry.id)
 
     def forget_error(self, id):
         try:
