@@ -4,7 +4,7 @@ Works on a stopped spool and on a running one: a claim whose owner lives, a sett
 are nobody's fault. Also the oracle of the fault tests: whatever was cut or failed, after recovery it says nothing.
 """
 
-from edgeq.errors import BadJob
+from edgeq.errors import BadJob, EIO, OUR_SHORTAGE
 from edgeq.job import DLQ, DONE, FAILED, INCOMING, PROCESSING, FOLDERS, format_version, parse_name
 from edgeq.disk import is_folder
 from edgeq.store.journal import parse_segment
@@ -44,7 +44,14 @@ def _survey(spool, now, found, repair):
             id = _id_of(folder, name)
             if id is None and folder == INCOMING:
                 continue  # dropped by a person: the worker's business
-            why = "its name says no job" if id is None else _unreadable(spool, folder, name)
+            try:
+                why = "its name says no job" if id is None else unreadable(spool, folder, name)
+            except OSError as error:
+                if error.errno != EIO:
+                    raise
+                found.append("%s/%s cannot be read now (%s): the worker sets it aside if it stays so" % (
+                    folder, name, error.strerror))
+                continue
             if why is None:
                 places.setdefault(id, []).append((folder, name))
             elif why:
@@ -61,13 +68,15 @@ def _id_of(folder, name):
     return entry.id if entry else None
 
 
-def _unreadable(spool, folder, name):
+def unreadable(spool, folder, name):
     """Why a job file cannot be read; None when it can, "" when it is gone."""
     try:
         fd = spool.disk.open_read(spool.path(folder, name))
     except FileNotFoundError:
         return ""
     except OSError as error:
+        if error.errno in OUR_SHORTAGE or error.errno == EIO:
+            raise  # nothing is known about the file yet
         return error.strerror
     try:
         spool._record_of(fd, spool.disk.fstat(fd))
@@ -96,7 +105,7 @@ def _check_doubles(spool, places, found, repair):
                 if done:
                     spool._flush_journal()
                 else:
-                    spool.disk.flush_folder(spool.path(higher))
+                    spool.flush_folder(higher)
                 spool._remove(spool.path(folder, name))
 
 
@@ -128,5 +137,3 @@ def _check_journal(spool, found):
             if line.n <= last:
                 found.append("done/%s: line %d stands after line %d" % (name, line.n, last))
             last = max(last, line.n)
-
-

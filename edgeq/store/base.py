@@ -32,14 +32,35 @@ that would promise something raises StoreDown until `reopen` succeeds.
     gauges()                         -> Gauges
     start(now), flush(now), close(now, clean), reopen(now)
 
+For those who only look:
+
+    wait_s(entry, now)               seconds a delayed entry still waits; None: for a trusted clock
+    holder(entry)                    Holder of a claim, or None
+    corrupt(), done_lines()          iterators of (name, why) and of journal lines
+    notes()                          -> [sentence] about the store itself
+    folders(), owner()               its folders with their modes, who owns them
+
+For `edgeq move`, between two stores and without a worker, in this order: source.export, target.take_parcel, target.seal,
+source.let_go; at the end source.let_go_done. Killed anywhere, it is done again from the start: the target knows ids.
+
+    export()                         iterator of Parcel: completions, then jobs; claims are reaped before
+    take_parcel(parcel, now)         -> True when it changed anything; what ranks higher wins
+    seal(now)                        what was taken in is safe
+    let_go(parcels, now), let_go_done(now)
+    carry_marks(source, now)         an unclean end and the pauses are the target's now
+
 Attributes: root (a folder: where it lies, for the guard and for messages), run (its folder in RAM), disk (the seam), pauses,
 is_broken, blocked (type that might not run at the last listing -> {folder: how many ready jobs}), on_full (set by the
 worker: called when a settle meets a full disk; True when it made room).
 """
 
 VERBS = ("enqueue", "enqueue_many", "claim", "note_handler", "heartbeat", "ack", "retry", "bury", "hold", "give_back", "drop",
-         "stale", "take_over", "adopt", "sweep_dead", "is_unsure", "is_trusted", "flush_due_at", "gauges", "kick", "cancel", "purge", "entries", "find", "counts", "prune", "check", "next_due",
-         "start", "flush", "close", "reopen")
+         "stale", "take_over", "adopt", "sweep_dead", "is_unsure", "is_trusted", "flush_due_at", "gauges", "kick",
+         "cancel", "purge", "entries", "find", "counts", "prune", "check", "next_due",
+         "start", "flush", "close", "reopen", "wait_s", "holder", "corrupt", "done_lines", "notes", "folders", "owner",
+         "export", "take_parcel", "seal", "let_go", "let_go_done", "carry_marks")
+
+PER_PASS = 64  # `prune` removes at most so many of a kind; a caller that got so many calls again soon
 
 QUEUED, ALREADY_QUEUED, ALREADY_DONE, ALREADY_DEAD = "queued", "already queued", "already done", "already dead"
 
@@ -51,6 +72,30 @@ class Receipt:
 
     def __init__(self, id, status):
         self.id, self.status = id, status
+
+
+RANK = {"incoming": 1, "failed": 2, "processing": 3, "dlq": 4}
+
+
+class Parcel:
+    """What `edgeq move` carries: a job (entry, record, its last error) or a completion (line)."""
+
+    __slots__ = ("entry", "record", "line", "last_error")
+
+    def __init__(self, entry=None, record=None, line=None, last_error=""):
+        self.entry, self.record, self.line, self.last_error = entry, record, line, last_error
+
+    @property
+    def id(self):
+        return self.line.id if self.line else self.entry.id
+
+
+def is_above(parcel, old):
+    """True when the parcel is to take the place of the Entry `old` of the same id: it is further on its way."""
+    if parcel.line:
+        return True
+    new = parcel.entry
+    return (RANK[new.state], new.attempts) > (RANK[old.state], old.attempts)
 
 
 class Counts:

@@ -4,10 +4,11 @@ By count and bytes, which need no clock, and by age (KEEP_DAYS) only while the c
 processing or failed. Bounded work per pass; links are removed, never followed.
 """
 
-from edgeq.job import CORRUPT, DLQ, DONE, FAILED, FOLDERS, INCOMING, PROCESSING, parse_name
+from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, format_version, parse_name
 from edgeq.errors import EISDIR, ENOTEMPTY
+from edgeq.store import keys
+from edgeq.store.base import PER_PASS
 
-PER_PASS = 64
 DAY_S = 86400
 
 
@@ -15,17 +16,24 @@ def prune(spool, now):
     """One pass; how many files went."""
     config = spool.config
     gone = _prune_folder(spool, DLQ, config.dlq_keep, config.dlq_keep_kb, now)
-    gone += _prune_folder(spool, CORRUPT, config.corrupt_keep, config.corrupt_keep_kb, now)
     gone += _prune_journal(spool)
-    gone += _sweep_dots(spool, now)
+    gone += prune_leftovers(spool, now)
+    keys.bound(spool)
+    spool.ages.look(now)
     return gone
+
+
+def prune_leftovers(store, now):
+    """The part that any store with folders has: corrupt/ and half-written files."""
+    config = store.config
+    return _prune_folder(store, CORRUPT, config.corrupt_keep, config.corrupt_keep_kb, now) + _sweep_dots(store, now)
 
 
 def _prune_folder(spool, folder, keep, keep_kb, now):
     """Drop the oldest beyond `keep` files, `keep_kb` KiB or KEEP_DAYS."""
     aged = []
     for name in spool.disk.names(spool.path(folder)):
-        if not name.endswith(".why"):
+        if not name.endswith(".why") and not format_version(name):
             status = _status(spool, spool.path(folder, name))
             if status:
                 aged.append((status.st_mtime, status.st_size, name))
@@ -75,11 +83,16 @@ def _prune_journal(spool):
         return 0
     if _holds_live_id(spool, name):
         return 0
-    for folder in (INCOMING, PROCESSING, FAILED, DLQ):
-        # CRASH: a name removed but not flushed would come back without the line that says it is done.
-        spool.disk.flush_folder(spool.path(folder))
+    _flush_jobs(spool)
     spool.journal.delete(name)
     return 1
+
+
+def _flush_jobs(spool):
+    """Before a segment goes [M]."""
+    for folder in (INCOMING, PROCESSING, FAILED, DLQ):
+        # CRASH: a name removed but not flushed would come back without the line that says it is done.
+        spool.flush_folder(folder)
 
 
 def _holds_live_id(spool, segment):
@@ -95,8 +108,8 @@ def _holds_live_id(spool, segment):
 def _sweep_dots(spool, now):
     """Half-written files: gone after a day of uptime in which they did not change."""
     gone = 0
-    for folder in ("",) + FOLDERS:
-        path = spool.path(folder) if folder else spool.root
+    for folder in ("",) + spool.states:
+        path = spool.path(folder) if folder else spool.home
         with spool.disk.scandir(path) as found:
             dots = [entry.name for entry in found if entry.name[0] == "."]
         for name in dots[:PER_PASS]:
@@ -121,20 +134,32 @@ def purge(spool, states, now):
         if state == DONE:
             gone += _purge_journal(spool)
             continue
-        for name in list(spool.disk.names(spool.path(state))):
-            _remove_tree(spool, spool.path(state, name))
-            gone += not name.endswith(".why")
-        spool.disk.flush_folder(spool.path(state))
+        gone += purge_folder(spool, state)
+    return gone
+
+
+def purge_folder(store, folder):
+    """Empty one folder; how many files went."""
+    gone = 0
+    for name in list(store.disk.names(store.path(folder))):
+        _remove_tree(store, store.path(folder, name))
+        gone += not name.endswith(".why")
+    store.flush_folder(folder)
     return gone
 
 
 def _purge_journal(spool):
     """All segments but the newest, which carries the highest SEQ and the count; a fresh one becomes the newest first."""
-    spool.journal.renew_empty(spool.seq.newest())
+    try:
+        spool.journal.renew_empty(spool.seq.newest())
+    except OSError:
+        spool.is_broken = spool.is_broken or spool.journal.is_unsafe
+        raise
+    _flush_jobs(spool)
     gone = 0
     for name in spool.journal.segments()[:-1]:
         if not _holds_live_id(spool, name):
             spool.journal.delete(name)
             gone += 1
-    spool.disk.flush_folder(spool.path(DONE))
+    spool.flush_folder(DONE)
     return gone

@@ -6,37 +6,56 @@ before it says "already queued". Generated ids contain their own SEQ and a piece
 """
 
 import posix
-from posix import O_RDWR, O_NONBLOCK, O_CLOEXEC, O_WRONLY, O_APPEND
+from posix import O_CLOEXEC
 
 from edgeq import disk as seam
 from edgeq import record as records
 from edgeq.errors import BadJob, Busy, CannotCreate, Duplicate, NotFound, StoreDown, EACCES, ELOOP, ENXIO, EPERM
 from edgeq.job import DEFAULT_PRIORITY, DLQ, DONE, FAILED, INCOMING, PROCESSING, Entry, format_version, parse_name
+from edgeq.store import keys
 from edgeq.store.base import ALREADY_DEAD, ALREADY_DONE, ALREADY_QUEUED, QUEUED, Receipt
+from edgeq.store.local import poke
 
 LOOKS = 50  # how often a moving job is looked for before we say busy
 
 
 def enqueue(spool, job, now, fast):
     """Receipt; the job is durable unless `fast`. OSError before the rename: nothing is left behind."""
-    if job.id is None:
+    if job.id is None and job.key is None:
         return Receipt(_publish(spool, job, now, not fast), QUEUED)
-    with seam.Lock(spool.run + "/id.lock"):
-        status = _standing(spool, job, now)
+    with spool.id_lock:
+        status = None if job.id is None else _standing(spool, job, now)
+        if status is None and job.key is not None:
+            return _enqueue_keyed(spool, job, now, fast)
         if status is None:
             _publish(spool, job, now, not fast)
             status = QUEUED
     return Receipt(job.id, status)
 
 
+def _enqueue_keyed(spool, job, now, fast):
+    """The Receipt: of the job that waits with this key, or of the new one, which with `latest` takes the place of those."""
+    old = [entry for entry, _ in keys.waiting(spool, job.key)]
+    if not job.latest:
+        for entry in old:
+            if keys.flush(spool, entry):
+                return Receipt(entry.id, ALREADY_QUEUED)
+    # CRASH: the new one is safe before an old one goes, --fast or not; a cut between the two leaves both: see keys.py
+    _publish(spool, job, now, not fast or bool(old))
+    if job.latest:
+        keys.replace(spool, old, job.id)
+    return Receipt(job.id, QUEUED)
+
+
 def _standing(spool, job, now):
     """What a second enqueue of job.id is told, after what it found was made durable; None when the id is free."""
+    _take_in_by_hand(spool, job.id, now)
     for _ in range(LOOKS):
         where, entry = seek(spool, job.id)
         if where is None:
             return None
         if where == DONE:
-            spool.journal.flush_all()
+            spool._flush_journal()
             return ALREADY_DONE
         path = spool.path(where, entry.name if where != DLQ else job.id + ".json")
         try:
@@ -45,7 +64,7 @@ def _standing(spool, job, now):
             continue  # RACE: it moved on between look and open
         try:
             spool._record_of(fd, spool.disk.fstat(fd))
-            spool.disk.flush(fd)
+            spool._flush(fd)
             return ALREADY_DEAD if where == DLQ else ALREADY_QUEUED
         except BadJob as error:
             if where not in (INCOMING, FAILED):
@@ -58,6 +77,23 @@ def _standing(spool, job, now):
         finally:
             spool.disk.close(fd)
     raise Busy("enqueue", job.id, "the job with this id does not stand still", "repeat")
+
+
+def _take_in_by_hand(spool, id, now):
+    """A dead letter that a person moved back (`mv dlq/ID.json incoming/`) is the job already, before a worker adopts it."""
+    path = spool.path(INCOMING, id + ".json")
+    try:
+        fd = spool.disk.open_read(path)
+    except FileNotFoundError:
+        return
+    try:
+        record = spool._record_of(fd, spool.disk.fstat(fd))
+        if record.id == id:
+            _adopt_record(spool, path, record, now)
+    except BadJob:
+        pass  # whoever adopts sets it aside
+    finally:
+        spool.disk.close(fd)
 
 
 def seek(spool, id):
@@ -109,11 +145,13 @@ def _name_job(spool, job, now):
     seq = spool.seq.issue(now)
     if job.id is None:
         job.id = "%016d-%s" % (seq, seam.make_uuid()[:8])
+    if job.key is not None:
+        keys.note(spool, job.key, job.id)
     due = 0
     if job.at is not None:
         due = int(job.at)
     elif job.delay_s:
-        due = seq // 1_000_000 + int(job.delay_s)
+        due = -(-seq // 1_000_000) + int(job.delay_s)  # rounded up: never early
     entry = Entry(INCOMING, job.priority, seq, due, job.at is not None and due > 0, 0, False, job.type, job.id)
     return entry.name, records.encode(job, seq, due)
 
@@ -151,17 +189,29 @@ def _flush_accepted(spool, fd, id):
 
 def enqueue_many(spool, jobs, now):
     """[Receipt], one flush for all. All dot-files are written before the first becomes visible: no room, no job."""
-    with seam.Lock(spool.run + "/id.lock"):
-        receipts, fresh, seen = [], [], set()
+    with spool.id_lock:
+        receipts, fresh, seen, waiting = [], [], set(), {}
         for job in jobs:
             status = None
             if job.id is not None:
                 status = ALREADY_QUEUED if job.id in seen else _standing(spool, job, now)
                 seen.add(job.id)
+            if status is None and job.key is not None and not job.latest:
+                if job.key not in waiting:
+                    waiting[job.key] = next(
+                        (entry.id for entry, _ in keys.waiting(spool, job.key) if keys.flush(spool, entry)), None)
+                if waiting[job.key]:
+                    receipts.append(Receipt(waiting[job.key], ALREADY_QUEUED))
+                    continue
             if status is None:
                 fresh.append((job,) + _name_job(spool, job, now))
+                waiting[job.key] = job.id
             receipts.append(Receipt(job.id, status or QUEUED))
         _publish_many(spool, fresh)
+        for job, name, _ in fresh:
+            if job.latest:
+                seq = parse_name(INCOMING, name).seq
+                keys.replace(spool, [entry for entry, _ in keys.waiting(spool, job.key) if entry.seq < seq], job.id)
     for digit in sorted({job.priority for job, _, _ in fresh}):
         poke(spool.run, str(digit))
     return receipts
@@ -169,6 +219,7 @@ def enqueue_many(spool, jobs, now):
 
 def _publish_many(spool, fresh):
     folder, written, visible = spool.path(INCOMING), [], []
+    _import_ctypes()  # what cannot flush must refuse before the first job is visible
     try:
         for job, name, data in fresh:
             path, fd = spool.disk.write_dot(folder, data)
@@ -192,9 +243,18 @@ def _publish_many(spool, fresh):
                         "repeat with the same ids") from None
 
 
+def _import_ctypes():
+    """For this verb alone; a small Python may lack it."""
+    try:
+        import ctypes
+    except ImportError as error:
+        raise StoreDown("enqueue", "batch", "no syncfs: %s" % error, "enqueue the jobs one by one") from None
+    return ctypes
+
+
 def sync_file_system(disk, folder):
-    """syncfs(2): every file of the batch in one go. ctypes is imported for this verb alone."""
-    import ctypes
+    """syncfs(2): every file of the batch in one go."""
+    ctypes = _import_ctypes()
     fd = disk.open(folder, posix.O_RDONLY | O_CLOEXEC)
     try:
         disk.flushes_n += 1
@@ -203,35 +263,6 @@ def sync_file_system(disk, folder):
             raise OSError(error, posix.strerror(error))
     finally:
         disk.close(fd)
-
-
-def poke(run, digit):
-    """Tell busy workers (R/arrivals) and wake sleeping ones (their FIFO). A lost poke costs one safety scan, no job."""
-    try:
-        fd = posix.open(run + "/arrivals", O_WRONLY | O_APPEND | O_CLOEXEC)
-        try:
-            posix.write(fd, digit.encode())
-        finally:
-            posix.close(fd)
-        names = posix.listdir(run + "/wake")
-    except OSError:
-        return
-    for name in names:
-        if name.endswith(".asleep"):
-            _poke_one("%s/wake/%s" % (run, name[:-7]), digit)
-
-
-def _poke_one(path, digit):
-    try:
-        if posix.lstat(path).st_mode & seam.S_IFMT != seam.S_IFIFO:
-            return
-        fd = posix.open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC)
-        try:
-            posix.write(fd, digit.encode())
-        finally:
-            posix.close(fd)
-    except OSError:
-        pass  # gone or full: its reader is waking up already
 
 
 def adopt(spool, folder, name, now):
@@ -256,8 +287,13 @@ def adopt(spool, folder, name, now):
         status = spool.disk.fstat(fd)
         stamp = (status.st_size, status.st_mtime_ns)
         record = spool._record_of(fd, status, spool.config.max_payload_bytes)
-        with seam.Lock(spool.run + "/id.lock"):
-            return _adopt_record(spool, path, record, now)
+        with spool.id_lock:
+            if not _adopt_record(spool, path, record, now):
+                return False
+        # CRASH: its SEQ is safe before it can be claimed: else a job that takes the board down would come back under the
+        # dropped name and a new SEQ each time, suspected by no boot (P4; tests/crash).
+        spool._flush(fd)
+        return True
     except BadJob as error:
         spool.doubt(folder, name, error.why, stamp, now)
         return False
@@ -275,8 +311,8 @@ def _adopt_record(spool, path, record, now):
         if where is not None:
             _drop_dropped(spool, path, job, where, entry)
             return False
-    if job.at is not None and job.at <= now.wall and spool.seq.is_trusted(now):
-        job.at = None
+    if record.was_dead or job.at is not None and job.at <= now.wall and spool.seq.is_trusted(now):
+        job.at = None  # a kick waits for nothing
     name, _ = _name_job(spool, job, now)
     entry = parse_name(INCOMING, name)
     entry.again = record.was_dead  # `mv dlq/ID.json incoming/` by hand is a kick
@@ -293,7 +329,7 @@ def _drop_dropped(spool, path, job, where, entry):
     if where == DONE:
         spool._flush_journal()
     elif where == DLQ:
-        spool.disk.flush_folder(spool.path(DLQ))
+        spool.flush_folder(DLQ)
     else:
         try:
             fd = spool.disk.open_read(spool.path(entry.path))
@@ -310,7 +346,7 @@ def _drop_dropped(spool, path, job, where, entry):
 
 def kick(spool, id, now):
     """A dead letter becomes a waiting job: tries restart, redelivered is set. Durable when it returns."""
-    with seam.Lock(spool.run + "/id.lock"):
+    with spool.id_lock:
         where, _ = seek(spool, id)
         if where == DONE:
             raise Duplicate("kick", id, "is done already")
@@ -324,6 +360,8 @@ def kick(spool, id, now):
         try:
             record = spool._record_of(fd, spool.disk.fstat(fd))
             priority = DEFAULT_PRIORITY if record.priority is None else record.priority
+            if record.key:
+                keys.note(spool, record.key, id)
             entry = Entry(INCOMING, priority, spool.seq.issue(now), 0, False, 0, True, record.type, id)
             spool.disk.rename(source, spool.path(entry.path))
             _flush_accepted(spool, fd, id)
@@ -336,9 +374,12 @@ def kick(spool, id, now):
 
 
 def cancel(spool, id, now):
-    """Remove a job that does not run; durable when it returns. The folder's name it was in."""
+    """Remove a job that does not run, wherever it has files; durable when it returns. The folder's name it was in."""
+    found = ""
     for _ in range(LOOKS):
         where, entry = seek(spool, id)
+        if found and where in (None, DONE):
+            return found
         if where in (None, DONE):
             raise NotFound("cancel", id, "is done already" if where else "no such job", "see 'edgeq ls'")
         if where == PROCESSING:
@@ -347,7 +388,7 @@ def cancel(spool, id, now):
             spool.disk.unlink(spool.path(where, id + ".json" if where == DLQ else entry.name))
         except FileNotFoundError:
             continue  # RACE: claimed or kicked meanwhile
-        spool.disk.flush_folder(spool.path(where))
+        spool.flush_folder(where)
         spool.forget_error(id)
-        return where
+        found = found or where
     raise Busy("cancel", id, "the job does not stand still", "repeat")

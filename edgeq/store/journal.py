@@ -19,9 +19,11 @@ import fcntl
 
 from posix import O_RDWR, O_NOFOLLOW, O_CLOEXEC
 
+from edgeq.errors import NO_ROOM
 from edgeq.log import escape
 
-SEGMENT_KB = 64
+SEGMENT_KB = 84  # a burst of 1,000 fits in one: each new one costs a commit of the file system's journal
+SMALLEST_BYTES = 4096
 FORMAT = "v1"
 ROLLED = b"+\n"  # says "go on in the next segment" to other processes
 NOTE_BYTES = 120
@@ -36,11 +38,27 @@ class Line:
         self.id, self.n, self.seq, self.done_at = id, n, seq, done_at
         self.attempts, self.type, self.ms, self.note = attempts, type, ms, note
 
+    def _note(self):
+        return escape_note(self.note)
+
     def encode(self):
-        note = escape(self.note, NOTE_BYTES).replace(" ", "\\x20")[:NOTE_BYTES] or "-"
         body = "%s %d %016d %d %d %s %d %s " % (
-            self.id, self.n, self.seq, self.done_at, self.attempts, self.type, self.ms, note)
+            self.id, self.n, self.seq, self.done_at, self.attempts, self.type, self.ms, self._note())
         return ("%s%08x\n" % (body, crc32(body.encode()))).encode()
+
+
+class ReadLine(Line):
+    """A completion as it was read: its note is escaped already, and stays as it is when it is written again."""
+
+    __slots__ = ()
+
+    def _note(self):
+        return self.note
+
+
+def escape_note(note):
+    """A handler's result as it stands in a line: printable ASCII without blanks."""
+    return escape(note, NOTE_BYTES).replace(" ", "\\x20")[:NOTE_BYTES] or "-"
 
 
 def decode_line(data):
@@ -51,7 +69,7 @@ def decode_line(data):
     fields = body.decode("ascii", "replace").split(" ")
     if len(fields) < 8:
         return None
-    return Line(fields[0], int(fields[1]), int(fields[2]), int(fields[3]), int(fields[4]), fields[5], int(fields[6]), fields[7])
+    return ReadLine(fields[0], int(fields[1]), int(fields[2]), int(fields[3]), int(fields[4]), fields[5], int(fields[6]), fields[7])
 
 
 def parse_segment(name):
@@ -67,11 +85,12 @@ class Journal:
 
     def __init__(self, disk, folder, keep_kb):
         self.disk, self.folder, self.keep_kb = disk, folder, keep_kb
-        self.segment_bytes = max(4096, min(SEGMENT_KB, keep_kb // 4) * 1024)
+        self.segment_bytes = max(SMALLEST_BYTES, min(SEGMENT_KB, keep_kb // 12 * 4) * 1024)  # whole pages, three to the limit
         self._fd = -1
         self._name = ""
         self._end = self._flushed_end = 0
         self.count = 0  # the number of the last line
+        self.is_unsafe = False  # a flush failed: what was not safe before it must be written again, elsewhere
         self._bits = None  # the Bloom filter, once `remember` was called
         self._mask = 0
 
@@ -83,10 +102,19 @@ class Journal:
 
     def lines(self, name):
         """The good lines of segment `name`."""
-        for data in self._read(name).split(b"\n"):
-            line = decode_line(data) if data else None
+        for data in self._pieces(name):
+            line = decode_line(data)
             if line:
                 yield line
+
+    def _pieces(self, name):
+        """What stands in a segment, piece by piece; not one list for 64 KiB of filling."""
+        data, at = self._read(name).rstrip(b"\n") + b"\n", 0
+        while at < len(data):
+            end = data.index(b"\n", at)
+            if end > at:
+                yield data[at:end]
+            at = end + 1
 
     def highest_seq(self):
         """The highest SEQ that the newest segment's name and lines know; 0 when there is none."""
@@ -96,6 +124,8 @@ class Journal:
     def find(self, id):
         """The Line of `id`, or None. Reads the segments unless the filter says no."""
         if self._bits is not None:
+            if self._fd < 0:
+                self._join()
             self._catch_up()
             if not self._may_hold(id):
                 return None
@@ -134,38 +164,42 @@ class Journal:
             bits <<= 1
         self._bits, self._mask = bytearray(bits // 8), bits - 1
         for name in self.segments():
-            for data in self._read(name).split(b"\n"):
-                if data:
-                    self._learn(data)
+            for data in self._pieces(name):
+                self._learn(data)
 
     def _learn(self, data):
-        id = data[:data.find(b" ")]
-        for h in (crc32(id), crc32(id, 0x9E3779B9), crc32(id, 0x7F4A7C15)):
-            self._bits[(h & self._mask) >> 3] |= 1 << (h & 7)
+        h = crc32(data[:data.find(b" ")])  # one sum, two places: 0.3 % false hits at the default size
+        for h in (h & self._mask, (h >> 11) & self._mask):
+            self._bits[h >> 3] |= 1 << (h & 7)
 
     def _may_hold(self, id):
-        id = id.encode()
-        return all(self._bits[(h & self._mask) >> 3] >> (h & 7) & 1
-                   for h in (crc32(id), crc32(id, 0x9E3779B9), crc32(id, 0x7F4A7C15)))
+        h = crc32(id.encode())
+        return all(self._bits[h >> 3] >> (h & 7) & 1 for h in (h & self._mask, (h >> 11) & self._mask))
 
     # --- writing -------------------------------------------------------------------------------------
 
     def append(self, lines, seq):
-        """Number and write `lines` ([Line]); not flushed. `seq`: the highest SEQ issued, for a new segment's name."""
+        """Number and write `lines` ([Line]); not flushed.
+
+        seq: the highest SEQ issued, for a new segment's name; or what tells it, asked only when one is begun.
+        """
         if self._fd < 0:
             self._open_newest(seq)
         while True:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
             fd = self._fd
             try:
-                if self._catch_up():
+                if self._catch_up(locked=True):
                     continue  # RACE: another process went on to a new segment; lock that one
+                status = self.disk.fstat(self._fd)
+                if not self._is_in_place(status):
+                    self.close()
+                    self._open_newest(seq)
+                    continue
                 data = self._numbered(lines)
-                if self._end + len(data) + len(ROLLED) > self._size():
-                    self._roll(seq, data if len(data) + len(ROLLED) < self.segment_bytes else b"")
-                    if len(data) + len(ROLLED) < self.segment_bytes:
-                        return
-                    raise OSError(27, "a batch larger than a segment")
+                if self._end + len(data) + len(ROLLED) > status.st_size:
+                    self._roll(seq, data)
+                    return
                 self.disk.pwrite_all(self._fd, data, self._end)
                 self._took(data)
                 return
@@ -173,32 +207,63 @@ class Journal:
                 if fd == self._fd:
                     fcntl.flock(fd, fcntl.LOCK_UN)
 
+    def _is_in_place(self, status):
+        """False when done/ was emptied (B45) or something was mounted over it (B44): these lines would go nowhere."""
+        try:
+            found = self.disk.lstat("%s/%s" % (self.folder, self._name))
+        except FileNotFoundError:
+            return False
+        return (found.st_dev, found.st_ino) == (status.st_dev, status.st_ino)
+
+    def remember_once(self):
+        if self._bits is None:
+            self.remember()
+
+    def carry(self, line, seq):
+        """Append a line that comes from another store, numbered as it was there if that is later than ours."""
+        if self._fd < 0:
+            self._open_newest(seq)
+        self._catch_up()
+        self.count = max(self.count, line.n - 1)
+        self.append([line], seq)
+
+    def carry_seq(self, seq):
+        """Make sure that a segment knows `seq` as issued, or a later one."""
+        if self.highest_seq() < seq:
+            self.renew_empty(seq)
+
     def flush(self):
         """What was appended is on the medium, or OSError and `renew` is needed."""
         if self._fd >= 0 and self._flushed_end != self._end:
             end = self._end
-            self.disk.flush_data(self._fd)
+            self._sync(self._fd)
             self._flushed_end = end
 
     def flush_all(self):
         """Flush lines that any process wrote: before a file is dropped because of a line."""
-        if self._fd < 0:
-            names = self.segments()
-            if not names or not self._attach(names[-1]):
-                return
+        if self._fd < 0 and not self._join():
+            return
         self._catch_up()
-        self.disk.flush_data(self._fd)
+        self._sync(self._fd)
         self._flushed_end = self._end
+
+    def _sync(self, fd):
+        try:
+            self.disk.flush_data(fd)
+        except OSError:
+            self.is_unsafe = True
+            raise
 
     def renew(self, seq):
         """After a failed flush: a new segment that begins with every line not known to be safe."""
         if self._fd < 0:
             return
         fcntl.flock(self._fd, fcntl.LOCK_EX)
-        self._catch_up()
+        self._catch_up(locked=True)
         unsafe = self._read(self._name)[max(self._flushed_end, 0):self._end]
         good = [data for data in unsafe.split(b"\n") if data and decode_line(data)]
         self._roll(seq, b"".join(data + b"\n" for data in good), False)
+        self.is_unsafe = False
 
     def close(self):
         if self._fd >= 0:
@@ -223,8 +288,21 @@ class Journal:
 
     def _open_newest(self, seq):
         names = [name for name in self.segments() if parse_segment(name)[2] == FORMAT]
-        if not names or names[-1] != self.segments()[-1] or not self._attach(names[-1]):
+        if not names or names[-1] != self.segments()[-1] or not self._join():
             self._begin(seq, self.done_count() if self.segments() else 0, b"")
+
+    def _join(self):
+        """Attach the newest segment, and learn what other processes wrote before; False when there is none."""
+        if not self._attach_newest():
+            return False
+        if self._bits is not None:
+            self.remember()
+        return True
+
+    def _attach_newest(self, known=""):
+        """Attach the newest segment of our format; False when there is none but `known`."""
+        names = [name for name in self.segments() if parse_segment(name)[2] == FORMAT]
+        return bool(names) and names[-1] != known and self._attach(names[-1])
 
     def _attach(self, name):
         """Open segment `name` and find its end: after the last byte that is not filling (a cut can leave gaps)."""
@@ -232,21 +310,26 @@ class Journal:
             fd = self.disk.open("%s/%s" % (self.folder, name), O_RDWR | O_NOFOLLOW | O_CLOEXEC)
         except FileNotFoundError:
             return False
+        try:
+            used = self._read(name).rstrip(b"\n")
+            size = self.disk.fstat(fd).st_size
+        except OSError:  # all or nothing: a new segment with the old one's end would be written in the middle
+            self.disk.close(fd)
+            raise
         self.close()
         self._fd, self._name = fd, name
         self.count = parse_segment(name)[1]
-        data = self._read(name)
-        for piece in data.split(b"\n"):
-            line = decode_line(piece) if piece else None
-            if line:
-                self.count = max(self.count, line.n)
-        used = data.rstrip(b"\n")
-        self._end = min(len(used) + 1, self._size()) if used else 0
+        for line in filter(None, map(decode_line, used.split(b"\n"))):
+            self.count = max(self.count, line.n)
+        self._end = min(len(used) + 1, size) if used else 0
         self._flushed_end = -1  # unknown: the next flush really flushes
         return True
 
-    def _catch_up(self):
-        """Learn what other processes appended; True when that led to another segment."""
+    def _catch_up(self, locked=False):
+        """Learn what other processes appended; True when that led to another segment.
+
+        RACE: without the lock the last line may be half written just now: left for the next look.
+        """
         if self._fd < 0:
             return False
         moved = False
@@ -256,6 +339,11 @@ class Journal:
                 return moved
             if data and data != ROLLED:
                 rest = self.disk.pread(self._fd, self._size(), self._end).rstrip(b"\n") + b"\n"
+                last = rest[rest.rfind(b"\n", 0, -1) + 1:]
+                if not locked and last != ROLLED and not decode_line(last[:-1]):
+                    rest = rest[:-len(last)]
+                    if not rest:
+                        return moved
                 for piece in rest.split(b"\n"):
                     line = decode_line(piece) if piece else None
                     if line:
@@ -265,13 +353,13 @@ class Journal:
                 # the mark, if it is there, ends what was read
                 self._end += len(rest) - (len(ROLLED) if rest.endswith(b"\n" + ROLLED) else 0)
                 continue
-            newest = [name for name in self.segments() if parse_segment(name)[2] == FORMAT][-1:]
-            if not newest or newest[0] == self._name or not self._attach(newest[0]):
+            old = self._name
+            if not self._attach_newest(old):
                 return moved
             moved = True
             if self._bits is not None:
-                for piece in self._read(self._name).split(b"\n"):
-                    if piece:
+                for name in self.segments():
+                    for piece in self._pieces(name) if name > old else ():
                         self._learn(piece)
 
     def _roll(self, seq, first, flush_old=True):
@@ -283,29 +371,44 @@ class Journal:
         self._fd = -1
         try:
             if flush_old:
-                self.disk.flush_data(old)
+                self._sync(old)
             self._begin(seq, self.count, first)
         except OSError:
             self._fd = old
             fcntl.flock(old, fcntl.LOCK_UN)
             raise
-        if old_end + len(ROLLED) <= old_size:
-            self.disk.pwrite_all(old, ROLLED, old_end)
-        self.disk.close(old)
+        try:
+            if old_end + len(ROLLED) <= old_size:
+                self.disk.pwrite_all(old, ROLLED, old_end)
+        except OSError:
+            pass  # `first` is safe and must not be written again; the others go on by themselves when the old one is full
+        finally:
+            self.disk.close(old)
 
     def _begin(self, seq, count, first):
-        names = self.segments()
+        names, seq = self.segments(), seq() if callable(seq) else seq
         if names:
             seq = max(seq, parse_segment(names[-1])[0] + 1)
         name = "%016d.%d.%s.log" % (seq, count, FORMAT)
-        data = first + b"\n" * max(self.segment_bytes - len(first), 1)
-        # CRASH: until the flush inside publish nothing counts on this segment; a torn one has no good line.
-        self.disk.publish(self.folder, name, data)
-        self._attach(name)
+        for size in (self.segment_bytes, SMALLEST_BYTES):
+            data = first + b"\n" * max(size - len(first), len(ROLLED) + 1)
+            try:
+                # CRASH: until the flush inside publish nothing counts on this segment; a torn one has no good line.
+                self.disk.publish(self.folder, name, data)
+                break
+            except OSError as error:
+                if size == SMALLEST_BYTES or error.errno not in NO_ROOM or self.disk.exists(self.folder + "/" + name):
+                    raise  # else a full disk: one that the ballast has room for, many times (P7)
         if self._bits is not None:
             for piece in first.split(b"\n"):
                 if piece:
                     self._learn(piece)
+        try:
+            self._attach(name)
+        except OSError:
+            if not first:
+                raise
+            return  # `first` is safe and must not be written again; whoever comes next attaches
         self._flushed_end = self._end
 
     # --- bounds --------------------------------------------------------------------------------------
@@ -329,5 +432,5 @@ class Journal:
         if self._fd < 0:
             self._open_newest(seq)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
-        self._catch_up()
+        self._catch_up(locked=True)
         self._roll(seq, b"")

@@ -15,9 +15,12 @@ class Pauses:
     def __init__(self, disk, root, boot_id, is_trusted):
         self.disk, self.root, self.boot_id, self.is_trusted = disk, root, boot_id, is_trusted
 
-    def set(self, type, for_s, now):
-        """Pause `type` ("" for everything) for `for_s` seconds, 0 for ever. Durable when it returns."""
-        line = "%d %d %s %d\n" % (for_s, now.wall, self.boot_id, now.boot + for_s)
+    def set(self, type, for_s, now, this_boot=False):
+        """Pause `type` ("" for everything) for `for_s` seconds, 0 for ever. Durable when it returns.
+
+        this_boot: a reboot ends it, too (`drain`); such a mark is dated 0.
+        """
+        line = "%d %d %s %d\n" % (for_s, 0 if this_boot else now.wall, self.boot_id, now.boot + for_s)
         self.disk.replace(self.root, _mark(type), line.encode())
 
     def clear(self, type):
@@ -34,6 +37,8 @@ class Pauses:
             text = self.disk.read_file("%s/%s" % (self.root, _mark(type)), 200)
         except FileNotFoundError:
             return None
+        except OSError:
+            return 0  # unreadable: the safe side
         try:
             for_s, set_at, boot_id, until = text.decode().split()
             for_s, set_at, until = int(for_s), int(set_at), int(until)
@@ -43,6 +48,8 @@ class Pauses:
             return 0
         if boot_id == self.boot_id:
             left = until - now.boot
+        elif set_at == 0:
+            return None  # it was for its own boot only
         elif self.is_trusted(now):
             left = set_at + for_s - now.wall
         else:

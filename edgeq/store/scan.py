@@ -29,6 +29,7 @@ class ReadyView:
         self.head = []  # (key, folder, name), the next one last
         self.waits = {}  # name -> boot-clock instant
         self.doubtful = {}  # name -> instant before which it is not looked at again (torn, maybe still being written)
+        self.held_back = {}  # name -> instant before which it does not run: one with its key does
         self.strangers = []  # names in incoming/ that are not ours yet: to be adopted
         self.hits = self.misses = self.evictions = 0
         self.filled_at = -1e9
@@ -65,19 +66,30 @@ class ReadyView:
         if self.next_due is None or instant < self.next_due:
             self.next_due = instant
 
-    def fill(self, now, may_run):
-        """List both folders. Raises OSError when one cannot be read: unreadable is not empty."""
+    def fill(self, now, may_run, exact=True):
+        """List both folders. Raises OSError when one cannot be read: unreadable is not empty.
+
+        exact: count by type and look for the oldest as well; a claim needs neither, and can pass most names by.
+        """
         self.misses += 1
         self._reset(now)
         best, cutoff, waits, oldest = [], LAST, {}, LAST
-        allowed = {}
+        allowed, doubtful, held_back, passed_n = {}, self.doubtful, self.held_back, 0
         for folder in (INCOMING, FAILED):
             for name in self.disk.names(self.root + "/" + folder):
                 self.names_n += 1
-                if name in self.doubtful and now.boot < self.doubtful[name]:
-                    self._sooner(self.doubtful[name])
+                if doubtful and now.boot < doubtful.get(name, 0):
+                    self._sooner(doubtful[name])
                     continue
-                at_once = folder == INCOMING and name[18:21] == ".0." and name.count(".") == 6
+                if held_back and now.boot < held_back.get(name, 0):
+                    self._sooner(held_back[name])
+                    self.ready_n += folder == INCOMING
+                    self.failed_n += folder == FAILED
+                    continue
+                at_once = name[18:21] == ".0." and folder is INCOMING and name.count(".") == 6
+                if at_once and name >= cutoff and not exact:
+                    passed_n += 1
+                    continue
                 key = name if at_once else self._key(now, folder, name, waits)
                 if not key:
                     continue
@@ -102,6 +114,8 @@ class ReadyView:
                 else:
                     self.evictions += 1
                     self.is_whole = False
+        self.ready_n += passed_n
+        self.evictions += passed_n
         best.sort()
         if len(best) > self.size:
             self.evictions += len(best) - self.size
@@ -116,6 +130,8 @@ class ReadyView:
         self.blocked = {}
         self.next_due, self.first_ready, self.is_whole = None, "", True
         self.strangers = []
+        if self.held_back:
+            self.held_back = {name: instant for name, instant in self.held_back.items() if now.boot < instant}
         if self.doubtful:
             self.doubtful = {name: instant for name, instant in self.doubtful.items() if now.boot < instant + 60}
 

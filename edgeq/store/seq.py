@@ -9,20 +9,19 @@ import posix
 from posix import O_RDONLY, O_RDWR, O_CREAT, O_NOFOLLOW, O_CLOEXEC
 
 from edgeq import BUILD_DATE
-from edgeq.disk import Lock
 from edgeq.job import SEQ_LIMIT
 
 SLACK_S = 5  # a burst may run a little ahead of the clock, and a time daemon may pull it back a little
 
 
 class Sequence:
-    """`R/seq` at `path`; `seed()` gives the highest SEQ of the spool, asked once per boot under `R/id.lock`.
+    """`R/seq` at `path`; `seed()` gives the highest SEQ of the spool, asked once per boot under `lock`, R/id.lock.
 
     keeps_time: False for CLOCK=none: nothing goes by wall time, and that is healthy.
     """
 
-    def __init__(self, path, lock_path, seed, keeps_time=True):
-        self.path, self.lock_path, self.seed, self.keeps_time = path, lock_path, seed, keeps_time
+    def __init__(self, path, lock, seed, keeps_time=True):
+        self.path, self.lock, self.seed, self.keeps_time = path, lock, seed, keeps_time
 
     def newest(self):
         """The last SEQ issued."""
@@ -37,9 +36,15 @@ class Sequence:
         self._put(seq)
         return seq
 
-    def seconds(self, now):
-        """Unix seconds on SEQ's clock: never before the newest job's."""
-        return max(now.wall, self.newest() / 1e6) if now.wall * 1e6 < SEQ_LIMIT else self.newest() / 1e6
+    def raise_to(self, seq):
+        """Issue nothing up to `seq` any more."""
+        if self.newest() < seq:
+            self._put(seq)
+
+    def seconds(self, now, seq=None):
+        """Unix seconds on SEQ's clock: never before `seq`, the newest job's by default."""
+        seq = self.newest() if seq is None else seq
+        return max(now.wall, seq / 1e6) if now.wall * 1e6 < SEQ_LIMIT else seq / 1e6
 
     def is_trusted(self, now):
         """True when the wall clock may be believed."""
@@ -48,7 +53,7 @@ class Sequence:
     def _seeded(self):
         """The spool's highest SEQ, kept in R/seq from now on; where /run cannot be written, asked again each time."""
         try:
-            with Lock(self.lock_path):
+            with self.lock:
                 known = self._get()  # RACE: somebody else may have seeded while we waited for the lock
                 if known is None:
                     known = self.seed()
@@ -67,7 +72,8 @@ class Sequence:
             text = posix.pread(fd, 17, 0)
         finally:
             posix.close(fd)
-        return int(text) if len(text) == 17 and text[:16].isdigit() and text[16:] == b"\n" else None
+        known = int(text) if len(text) == 17 and text[:16].isdigit() and text[16:] == b"\n" else None
+        return known if known is None or known < SEQ_LIMIT else None  # group members may write here: nonsense is no number
 
     def _put(self, seq):
         try:

@@ -18,126 +18,35 @@ import posix
 
 from edgeq import disk as seam
 from edgeq import record as records
-from edgeq.errors import BadConfig, BadJob, LeaseLost, StoreDown, EACCES, EIO, ELOOP, ENXIO, EPERM, NO_ROOM
-from edgeq.job import (DLQ, DONE, CORRUPT, FAILED, FOLDERS, INCOMING, PROCESSING, Entry, Lease, parse_name, safe_name,
-                       format_version)
-from edgeq.lease import Leases, is_alive
-from edgeq.store import intake
+from edgeq.errors import BadJob, EdgeqError, LeaseLost, EACCES, EIO, ELOOP, ENXIO, EPERM, NO_ROOM
+from edgeq.job import DLQ, DONE, CORRUPT, FAILED, INCOMING, PROCESSING, Entry, Lease, parse_name, format_version
+from edgeq.store import intake, keys
 from edgeq.store.base import Counts, Gauges
 from edgeq.store.journal import Journal, Line
-from edgeq.store.pauses import Pauses
+from edgeq.store.local import MARK, LocalStore
 from edgeq.store.scan import ReadyView
-from edgeq.store.seq import Sequence
-from edgeq.store.sync import Batch
 
-INCOMING_MODE, FOLDER_MODE, RUN_MODE = 0o3770, 0o2750, 0o755
-RUN_FOLDERS = ("leases", "wake", "keys", "ctl", "errors", "types", "workers")
-MARK = "running"
-READABLE_BYTES = 1 << 20  # a payload up to this size can always be read back
-UNCHANGED_S = 2  # a file that cannot be read is set aside only when nobody has touched it for so long
+KEY_WAIT_S = 0.5  # how often a job looks whether the one with its key still runs
 
 
 def open_backend(config, clock, log, disk=None):
     return Spool(config, clock, log, disk or seam.Disk())
 
 
-class Spool:
-    """The spool of one queue. on_full: called when a settle meets a full disk; True when it made room (the ballast)."""
+class Spool(LocalStore):
+    """The spool of one queue."""
 
     def __init__(self, config, clock, log, disk):
-        self.config, self.clock, self.log, self.disk = config, clock, log, disk
-        self.root, self.run = config.spool_path, config.run_path
+        LocalStore.__init__(self, config, clock, log, disk, config.spool_path, config.spool_path)
         self.journal = Journal(disk, self.path(DONE), config.done_keep_kb)
-        self.seq = Sequence(self.run + "/seq", self.run + "/id.lock", self.highest_seq, config.clock != "none")
-        self.pauses = Pauses(disk, self.root, clock.boot_id, self.seq.is_trusted)
-        self.leases = Leases(self.run + "/leases", clock.boot_id)
-        self.view = ReadyView(disk, self.root, config.scan_cache, self._wait_s)
-        self.batch = Batch()
-        self.on_full = None
-        self.is_broken = False
-        self.is_marked = False
-        self.suspect_seq = 0
-        self.dots = {}  # dot-file -> boot-clock instant at which it was first seen
-        self.set_aside_n = self.dropped_n = self.expired_n = 0
-        self._mine = set()  # tokens of our claims, settled but unflushed ones included
-        self._stamps = {}  # name of a file that could not be read -> (size and time, first seen)
-        self._alive = seam.Lock(self.run + "/alive", shared=True)
-        self._heard = 0  # bytes of R/arrivals already read
-
-    def path(self, *parts):
-        return "/".join((self.root,) + parts)
+        self.view = ReadyView(disk, self.root, config.scan_cache, self.wait_s)
 
     # --- opening and closing -----------------------------------------------------------------------
 
-    def make_folders(self):
-        """Make what is missing of the spool and of /run (B45); one file system, or BadConfig (B74)."""
-        owner, group = _owner(self.config)
-        made = []
-        for path, mode in [(self.config.spool, 0o755), (self.root, FOLDER_MODE)] + [
-                (self.path(folder), INCOMING_MODE if folder == INCOMING else FOLDER_MODE) for folder in FOLDERS]:
-            if _make_with_parents(self.disk, path, mode):
-                made.append((path, mode))
-        for path, mode in made:
-            if posix.geteuid() == 0:
-                posix.chown(path, owner, group)
-                posix.chmod(path, mode)  # chown clears the setgid bit
-        if made:
-            self.disk.flush_folder(self.root)
-        devices = {self.disk.lstat(self.path(folder)).st_dev for folder in FOLDERS}
-        if len(devices) != 1:
-            raise BadConfig("start", self.root, "its folders lie on different file systems", "mount one file system for all")
-        self._make_run(owner, group)
-
-    def _make_run(self, owner, group):
-        is_root = posix.geteuid() == 0
-        for path in (self.config.run_dir, self.run) + tuple("%s/%s" % (self.run, folder) for folder in RUN_FOLDERS):
-            if _make_with_parents(self.disk, path, RUN_MODE) and is_root:
-                posix.chown(path, owner, group)
-        for name in ("id.lock", "seq", "arrivals"):
-            path = "%s/%s" % (self.run, name)
-            if name != "seq" and not self.disk.exists(path):
-                posix.close(posix.open(path, posix.O_CREAT | posix.O_WRONLY | posix.O_CLOEXEC, 0o660))
-            if name == "seq":
-                self.seq.newest()
-            if posix.stat(path).st_uid == posix.geteuid():
-                posix.chmod(path, 0o660)
-            if is_root:
-                posix.chown(path, owner, group)
-
     def start(self, now):
         """A worker begins: folders, the suspects of an unclean end (P4), the memory of processed ids."""
-        self.make_folders()
-        self._alive.take()
-        self.suspect_seq = self._find_suspects()
-        seam.write_run(self.run + "/suspect", b"%d %s\n" % (self.suspect_seq, self.clock.boot_id.encode()))
+        self._begin()
         self.journal.remember()
-
-    def _find_suspects(self):
-        """The SEQ up to which jobs are suspect in this boot; 0 after a clean stop."""
-        mark = self._mark()
-        try:
-            seq, boot_id = seam.read_text(self.run + "/suspect").split()
-            if boot_id == self.clock.boot_id:
-                return int(seq)
-        except (FileNotFoundError, ValueError):
-            pass
-        if mark is None:
-            return 0
-        return self.seq.newest()  # of another boot; or of this one, but /run was emptied and nobody knows any more
-
-    def _mark(self):
-        """The boot id in the running mark, None without a mark."""
-        try:
-            return self.disk.read_file(self.path(MARK), 100).decode("ascii", "replace").strip()
-        except FileNotFoundError:
-            return None
-
-    def _mark_running(self):
-        """Before the first claim of a boot: the mark is on flash (P4)."""
-        if self._mark() != self.clock.boot_id:
-            # CRASH: without the mark nothing was claimed yet; with it the next boot suspects every job.
-            self.disk.replace(self.root, MARK, self.clock.boot_id.encode() + b"\n")
-        self.is_marked = True
 
     def close(self, now, clean=True):
         """Flush what is settled; with `clean`, the last worker out removes the running mark."""
@@ -158,7 +67,7 @@ class Spool:
         self.make_folders()
         try:
             self.journal.renew(self.seq.newest())
-            for folder in (FAILED, PROCESSING, INCOMING, DLQ):
+            for folder in (FAILED, PROCESSING, INCOMING, DLQ, ""):
                 self.disk.flush_folder(self.path(folder))
         except OSError:
             self.is_broken = True
@@ -166,10 +75,6 @@ class Spool:
         self.is_broken = False
         self.is_marked = False
         self.flush(now)
-
-    def _usable(self):
-        if self.is_broken:
-            raise StoreDown("store", self.root, "a flush failed earlier", "waits until it can be reopened")
 
     def highest_seq(self):
         """The seed of SEQ: the highest that any name or the newest journal segment knows."""
@@ -186,12 +91,6 @@ class Spool:
             return max(highest, self.journal.highest_seq())
         except FileNotFoundError:
             return highest
-
-    def _names(self, folder):
-        try:
-            yield from self.disk.names(self.path(folder))
-        except FileNotFoundError:
-            return
 
     # --- the front door and the operator's verbs: intake.py ---------------------------------------------
 
@@ -218,24 +117,39 @@ class Spool:
             self.view.filled_at = -1e9  # the next claim lists again
         return adopted
 
-    def is_unsure(self, now):
-        return any(instant - now.boot <= UNCHANGED_S + 1 for instant in self.view.doubtful.values())
-
-    def is_trusted(self, now):
-        return self.seq.is_trusted(now)
-
-    @property
-    def blocked(self):
-        return self.view.blocked
-
     def gauges(self):
         disk, view = self.disk, self.view
         return Gauges(disk.flushes_n, disk.written_bytes // 1024, view.hits, view.misses, view.evictions, view.names_n,
                       disk.is_reduced)
 
     def purge(self, states, now):
+        self._usable()
         from edgeq.store import bounds
         return bounds.purge(self, states, now)
+
+    def export(self):
+        from edgeq.store import carry
+        return carry.export(self)
+
+    def take_parcel(self, parcel, now):
+        self._usable()
+        from edgeq.store import carry
+        return carry.take_parcel(self, parcel, now)
+
+    def seal(self, now):
+        self._usable()
+        from edgeq.store import carry
+        carry.seal(self)
+
+    def let_go(self, parcels, now):
+        self._usable()
+        from edgeq.store import carry
+        carry.let_go(self, parcels)
+
+    def let_go_done(self, now):
+        self._usable()
+        from edgeq.store import carry
+        carry.let_go_done(self, now)
 
     def prune(self, now):
         from edgeq.store import bounds
@@ -255,13 +169,13 @@ class Spool:
         self._usable()
         is_filled = fresh or self._is_overtaken() or self.view.is_due(now)
         if is_filled:
-            self.view.fill(now, may_run)
+            self.view.fill(now, may_run, exact=False)
         while True:
             found = self.view.next(may_run)
             if found is None:
                 if is_filled:
                     return None
-                self.view.fill(now, may_run)
+                self.view.fill(now, may_run, exact=False)
                 is_filled = True
                 continue
             lease = self._claim_name(now, found[0], found[1], lease_s)
@@ -285,6 +199,8 @@ class Spool:
         try:
             if self._is_expired(entry, record, now):
                 self._expire(entry)
+                return None
+            if record.key and self._steps_aside(entry, record.key, now):
                 return None
             lease = self._take(entry, record, fd, now, lease_s)
         finally:
@@ -327,19 +243,16 @@ class Spool:
         return lease
 
     def _unclaim(self, lease):
-        """The claim met trouble of our own disk before anything ran: back uncharged, or left for the reaper."""
+        """The claim met trouble of our own disk before anything ran: back uncharged, or stale once its lease is over."""
         try:
-            self.disk.rename(self.path(lease.entry.path), self.path(lease.origin.path))
-        except OSError:
-            pass
-        self._forget(lease)
+            self._put_back(lease, lease.origin, self.clock.read())
+        except (OSError, EdgeqError):
+            self._abandon(lease)
 
-    def _flush(self, fd):
-        try:
-            self.disk.flush(fd)
-        except OSError:
-            self.is_broken = True
-            raise
+    def _abandon(self, lease):
+        """A claim that we cannot settle, stale at once: the next scan takes it. Its lease stays, for the handler it names."""
+        self.leases.write(lease.token, 0, lease.started_at, lease.handler)
+        self._mine.discard(lease.token)
 
     def _read_waiting(self, now, entry, name):
         """(Record, open descriptor) of a waiting file, or None: gone, or cannot be read (yet)."""
@@ -353,6 +266,7 @@ class Spool:
                 raise  # no descriptors, no memory: ours, not the file's
             self.doubt(entry.state, name, error.strerror, (0, 0), now)
             return None
+        stamp = (0, 0)
         try:
             status = self.disk.fstat(fd)
             stamp = (status.st_size, status.st_mtime_ns)
@@ -371,20 +285,6 @@ class Spool:
             self.doubt(entry.state, name, error.strerror, stamp, now)
             return None
 
-    def _record_of(self, fd, status, payload_limit=0):
-        """The Record in an open file, or BadJob. What was accepted stays readable when MAX_PAYLOAD_KB is lowered later."""
-        payload_limit = payload_limit or max(4 * self.config.max_payload_bytes, READABLE_BYTES)
-        limit = payload_limit + records.RECORD_OVERHEAD
-        if not seam.is_file(status):
-            raise BadJob("read", "file", "not a regular file with one name")
-        if status.st_size > limit:
-            raise BadJob("read", "file", "%d bytes, more than MAX_PAYLOAD_KB=%d allows" % (
-                status.st_size, self.config.max_payload_kb))
-        return records.decode(self.disk.read_fd(fd, limit + 1), payload_limit)
-
-    def _is_expired(self, entry, record, now):
-        return bool(record.expires_s and self.seq.is_trusted(now) and now.wall > entry.seq / 1e6 + record.expires_s)
-
     def _expire(self, entry):
         try:
             self.disk.unlink(self.path(entry.path))
@@ -392,35 +292,25 @@ class Spool:
             return
         self.forget_error(entry.id)
         self.expired_n += 1
+        self.count_gone(1, 0)
         self.log.warning("expired", id=entry.id, type=entry.type)
 
-    def _is_overtaken(self):
-        """A producer published something more urgent than the head (it appends its PRIO digit to R/arrivals)."""
-        path = self.run + "/arrivals"
-        try:
-            size = posix.stat(path).st_size
-            if size == self._heard:
-                return False
-            digits = seam.read_text(path)[self._heard:] if size > self._heard else "0"
-            self._heard = size
-            if size > 4096:
-                posix.truncate(path, 0)
-                self._heard = 0
-        except OSError:
-            return False
-        digits = [c for c in digits if c.isdigit()]
-        return bool(digits) and self.view.is_overtaken(digits)
+    # --- one key, one job that runs: keys.py -----------------------------------------------------------
 
-    def _wait_s(self, entry, now):
-        """A delayed entry's wait from now, never longer than its own delay; None: it waits for a trusted clock (P8)."""
-        is_trusted = self.seq.is_trusted(now)
-        if entry.state == FAILED:
-            clock = now.wall if is_trusted else self.seq.newest() / 1e6
-            return min(max(entry.due - clock, 0), self.config.max_delay_s)
-        if entry.is_at:
-            return max(entry.due - now.wall, 0) if is_trusted else None
-        own_s = max(entry.due - entry.seq / 1e6, 0)
-        return min(max(entry.due - now.wall, 0), own_s) if is_trusted else own_s
+    def _steps_aside(self, entry, key, now):
+        """True when this job with a key is not to run: a newer one took its place, and it goes; or one runs, and it waits."""
+        newer = keys.successor(self, entry, key)
+        if newer:
+            keys.replace(self, [entry], newer.id)
+            return True
+        if keys.is_running(self, key, ""):
+            self._hold_back(entry, now.boot + KEY_WAIT_S)
+            return True
+        return False
+
+    def _hold_back(self, entry, instant):
+        self.view.held_back[entry.name] = instant
+        self.view.add_wait(entry.name, instant)
 
     # --- one id, one job ------------------------------------------------------------------------------
 
@@ -429,6 +319,10 @@ class Spool:
         entry = lease.entry
         higher = self._outranked(entry)
         if higher is None:
+            if lease.record.key and keys.is_running(self, lease.record.key, lease.token):
+                # RACE: two workers claimed two jobs of one key at once
+                self._hold_back(self._put_back(lease, lease.origin, now), now.boot + KEY_WAIT_S + posix.urandom(1)[0] / 500)
+                return True
             return False
         if higher == PROCESSING:
             back = self._put_back(lease, lease.origin, now)
@@ -446,21 +340,21 @@ class Spool:
             self._flush_journal()  # whoever drops a file because of a line flushes the line first [M]
             return DONE
         if self._has_whole_dead(entry.id):
-            self.disk.flush_folder(self.path(DLQ))
+            self.flush_folder(DLQ)
             return DLQ
-        needle = ".%s." % entry.id
+        needle, own = ".%s." % entry.id, entry.name
         for name in self.disk.names(self.path(PROCESSING)):
-            if needle in name and name != entry.name:
+            if needle in name and name != own:
                 other = parse_name(PROCESSING, name)
                 if other and other.id == entry.id:
                     return PROCESSING
         if lease_came_from_failed(entry) or entry.id.startswith("%016d-" % entry.seq):
-            return None  # a generated id stands in no second file; a failed job outranks waiting ones
+            return None  # a failed job outranks waiting ones; a generated id stands in one file, and a copy meets the journal
         for name in self.disk.names(self.path(FAILED)):
             if needle in name:
                 other = parse_name(FAILED, name)
                 if other and other.id == entry.id:
-                    self.disk.flush_folder(self.path(FAILED))
+                    self.flush_folder(FAILED)
                     return FAILED
         return None
 
@@ -488,27 +382,12 @@ class Spool:
 
     # --- settle ---------------------------------------------------------------------------------------
 
-    def note_handler(self, lease):
-        """The lease now says which process group runs the job, so that a reaper can end it."""
-        self.leases.write(lease.token, lease.leased_until, lease.started_at, lease.handler)
-
-    def heartbeat(self, leases, now, lease_s):
-        """Extend our leases, in RAM only; returns those somebody took over."""
-        lost = []
-        for lease in leases:
-            if not self.leases.exists(lease.token) and not self.disk.exists(self.path(lease.entry.path)):
-                lost.append(lease)
-                continue
-            lease.leased_until = now.boot + lease_s
-            self.leases.write(lease.token, lease.leased_until, lease.started_at, lease.handler)
-        return lost
-
     def ack(self, lease, now, note="", ms=0):
         """Done: the claim is settling, its line written; safe at the next flush. A full disk is no reason to fail (P7)."""
         self._usable()
         entry = self._settle(lease)
-        self.batch.add_done(entry, Line(entry.id, 0, entry.seq, int(self.seq.seconds(now)), entry.attempts, entry.type,
-                                        ms, note), now)
+        self.batch.add_done(entry, Line(entry.id, 0, entry.seq, int(self.seq.seconds(now, entry.seq)), entry.attempts,
+                                        entry.type, ms, note), now)
         try:
             self._write_lines()
         except OSError as error:
@@ -516,8 +395,13 @@ class Spool:
             self.log.warning("journal", error=error.strerror, retry="at the next flush")
 
     def retry(self, lease, wait_s, why, now):
-        """Another try after `wait_s`. The rename is the settling step itself."""
+        """Another try after `wait_s`. The rename is the settling step itself. Not for one whose place a newer job took."""
         self._usable()
+        newer = lease.record.key and keys.successor(self, lease.entry, lease.record.key)
+        if newer:
+            self.drop(lease, "superseded", now)
+            keys.tell(self, lease.entry, newer.id)
+            return
         due = -int(-(self.seq.seconds(now) + wait_s) // 1)  # rounded up
         self._save_error(lease.entry.id, why)
         waiting = self._move_claim(lease, lease.entry.moved(FAILED, due=due, is_at=False))
@@ -525,13 +409,16 @@ class Spool:
         self.batch.add_move(FAILED, now)
 
     def bury(self, lease, why, now, attempts=None):
-        """Dead letter, after `attempts` tries (default: those charged). Effect first (the letter flushed, its name flushed), then the claim is removed [M]."""
+        """Dead letter, after `attempts` tries (default: those charged).
+
+        Effect first (the letter flushed, its name flushed), then the claim is removed [M].
+        """
         self._usable()
         entry = self._settle(lease)
         if not self._has_whole_dead(entry.id):
             self._write_letter(lease, entry, why, now, entry.attempts if attempts is None else attempts)
         else:
-            self.disk.flush_folder(self.path(DLQ))
+            self.flush_folder(DLQ)
         if not lease.is_moved:
             # CRASH: a leftover claim beside a whole letter is dropped by _outranked.
             self._remove(self.path(entry.path))
@@ -553,7 +440,7 @@ class Spool:
         self.disk.rename(self.path(entry.path), self.path(DLQ, entry.id + ".json"))
         lease.is_moved = True
         self.log.error("buried without its reason", id=entry.id, why=why)
-        self.disk.flush_folder(self.path(DLQ))
+        self.flush_folder(DLQ)
 
     def hold(self, lease, why, ran, now):
         """Back as it was, nothing charged. ran: the handler had started (exit 69), so the next run is a repetition (P9)."""
@@ -578,7 +465,7 @@ class Spool:
         self._usable()
         entry = self._settle(lease)
         self._remove(self.path(entry.path))
-        self.disk.flush_folder(self.path(PROCESSING))
+        self.flush_folder(PROCESSING)
         self._forget(lease)
 
     def flush_due_at(self):
@@ -610,11 +497,12 @@ class Spool:
         if not self.batch.lines:
             return
         try:
-            self.journal.append(self.batch.lines, self.seq.newest())
+            self.journal.append(self.batch.lines, self.seq.newest)
         except OSError as error:
-            if error.errno not in NO_ROOM or not (self.on_full and self.on_full()):
+            self.is_broken = self.is_broken or self.journal.is_unsafe
+            if self.is_broken or error.errno not in NO_ROOM or not (self.on_full and self.on_full()):
                 raise
-            self.journal.append(self.batch.lines, self.seq.newest())
+            self.journal.append(self.batch.lines, self.seq.newest)
         self.batch.lines = []
 
     def _settle(self, lease):
@@ -636,7 +524,7 @@ class Spool:
 
     def _put_back(self, lease, target, now):
         """To a waiting name, never over another file."""
-        with seam.Lock(self.run + "/id.lock"):
+        with self.id_lock:
             if self.disk.exists(self.path(target.path)):
                 target.seq = self.seq.issue(now)
             return self._move_claim(lease, target)
@@ -652,37 +540,7 @@ class Spool:
         if lease.entry.settling:
             self._forget_errors_of(lease.entry)
 
-    def _remove(self, path):
-        try:
-            self.disk.unlink(path)
-        except FileNotFoundError:
-            pass
-
-    @staticmethod
-    def _origin(entry):
-        """Where a claim that was taken over would have come from."""
-        return entry.moved(FAILED if entry.attempts > 1 else INCOMING, due=0, attempts=entry.attempts - 1, again=True)
-
     # --- reap -----------------------------------------------------------------------------------------
-
-    def stale(self, now):
-        """[(Entry, Holder or None)] of claims that nobody rightly holds: another boot's, a dead owner's, a late one's."""
-        found = []
-        for entry in self.entries(PROCESSING):
-            if entry.token not in self._mine:
-                is_stale, holder = self.leases.is_stale(entry.token, entry.settling, now.boot)
-                if is_stale and not (holder is None and self._lives(entry.token)):
-                    found.append((entry, holder))
-        return found
-
-    def _lives(self, token):
-        """True when the token's own process lives although its lease file is gone (somebody emptied /run)."""
-        parts = token.split("-")
-        if len(parts) != 4 or parts[0] != self.clock.boot_id[:8] or not (parts[1].isdigit() and parts[2].isdigit()):
-            return False
-        if (int(parts[1]), int(parts[2])) == (self.leases.pid, self.leases.start):
-            return False  # ours, but we do not know it any more: a settle that failed half way
-        return is_alive(int(parts[1]), int(parts[2]))
 
     def take_over(self, entry, holder, now, lease_s):
         """Own lease, one rename to our token, then we are its holder. None: lost the race, dropped, or set aside."""
@@ -711,7 +569,7 @@ class Spool:
             self._forget(lease)
             return None
         except OSError:
-            self._forget(lease)  # without a lease it is stale again: the next scan takes it
+            self._abandon(lease)
             raise
         if higher in (DONE, DLQ, FAILED):
             self._drop_claim(lease)
@@ -729,41 +587,8 @@ class Spool:
 
     # --- what cannot be read ---------------------------------------------------------------------------
 
-    def doubt(self, folder, name, why, stamp, now):
-        """It cannot be read. Maybe somebody is still writing: set aside once it has not changed for 2 seconds."""
-        known = self._stamps.get(name)
-        if known and known[0] == stamp and now.boot - known[1] >= UNCHANGED_S:
-            del self._stamps[name]
-            self.set_aside(folder, name, why)
-            return
-        if known is None or known[0] != stamp:
-            if len(self._stamps) >= 4096:
-                self._stamps.clear()
-            self._stamps[name] = (stamp, now.boot)
-        self.view.doubtful[name] = self._stamps[name][1] + UNCHANGED_S
-        self.view.add_wait(name, self.view.doubtful[name])
-
-    def set_aside(self, folder, name, why):
-        """Whole into corrupt/, by one rename, with a one-line reason beside it (P6)."""
-        target = safe_name(name)
-        if self.disk.exists(self.path(CORRUPT, target)):
-            target = "%s.%s" % (target, seam.make_uuid()[:8])
-        try:
-            self.disk.rename(self.path(folder, name), self.path(CORRUPT, target))
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            self.log.error("cannot set aside", file="%s/%s" % (folder, name), error=error.strerror)
-            self.view.doubtful[name] = self.clock.read().boot + 60
-            return
-        self.set_aside_n += 1
-        self.view.doubtful.pop(name, None)
-        self.log.warning("set aside", file=target, why=why)
-        try:
-            self.disk.publish(self.path(CORRUPT), target + ".why", ("%s/%s: %s\n" % (
-                folder, safe_name(name), why)).encode("ascii", "backslashreplace"), flush=False)
-        except OSError as error:
-            self.log.warning("no reason beside it", file=target, error=error.strerror)
+    def _has_claim(self, entry):
+        return self.disk.exists(self.path(entry.path))
 
     # --- views ------------------------------------------------------------------------------------------
 
@@ -777,6 +602,15 @@ class Spool:
                 entry = parse_name(state, name)
                 if entry:
                     yield entry
+
+    def done_lines(self):
+        """The journal's lines, oldest first, each once: what `renew` copied stands in two segments."""
+        last = 0
+        for name in self.journal.segments():
+            for line in self.journal.lines(name):
+                if line.n > last:
+                    last = line.n
+                    yield line
 
     def find(self, id):
         return intake.find(self, id)
@@ -795,71 +629,7 @@ class Spool:
         counts.oldest_at = self.oldest_at(now)
         return counts
 
-    def oldest_at(self, now):
-        """The boot-clock instant at which the oldest ready job became ready; 0 when none is. Steps of the clock do not move it."""
-        name = self.view.first_ready
-        if not name:
-            self._oldest = ("", 0.0)
-            return 0.0
-        if getattr(self, "_oldest", ("", 0))[0] != name:
-            entry = parse_name(INCOMING, name) or parse_name(FAILED, name)
-            ready_at = max(entry.seq / 1e6, entry.due) if entry else now.wall
-            age_s = max(now.wall - ready_at, 0) if self.seq.is_trusted(now) else 0
-            self._oldest = (name, max(now.boot - age_s, 0.001))
-        return self._oldest[1]
-
-    # --- last errors, in RAM --------------------------------------------------------------------------
-
-    def _save_error(self, id, why):
-        """Remember why, for `why` and for the dead letter. RAM may be full: not worth a job."""
-        try:
-            seam.write_run("%s/errors/%s" % (self.run, id), why.encode("ascii", "backslashreplace")[:200] + b"\n")
-        except OSError:
-            pass
-
-    def last_error(self, id):
-        try:
-            return seam.read_text("%s/errors/%s" % (self.run, id)).rstrip("\n")
-        except OSError:
-            return ""
-
-    def _forget_errors_of(self, entry):
-        if entry.attempts > 1 or entry.again:  # else it never failed
-            self.forget_error(entry.id)
-
-    def forget_error(self, id):
-        try:
-            seam.forget("%s/errors/%s" % (self.run, id))
-        except OSError:
-            pass
-
 
 def lease_came_from_failed(entry):
     """A claim that has failed before came from failed/."""
     return entry.attempts > 1
-
-
-def _owner(config):
-    """(uid, gid) of the spool's folders: the worker's user, group edgeq where there is one."""
-    import grp
-    import pwd
-    uid, gid = posix.geteuid(), posix.getegid()
-    if config.user:
-        try:
-            uid, gid = pwd.getpwnam(config.user)[2:4]
-        except KeyError:
-            raise BadConfig("configuration", "USER=%s" % config.user, "no such user", "add it or correct the line") from None
-    try:
-        gid = grp.getgrnam("edgeq")[2]
-    except KeyError:
-        pass
-    return uid, gid
-
-
-def _make_with_parents(disk, path, mode):
-    """Make `path`, with parents of mode 0755; True when it was made."""
-    try:
-        return disk.make_folder(path, mode)
-    except FileNotFoundError:
-        _make_with_parents(disk, path.rpartition("/")[0], 0o755)
-        return disk.make_folder(path, mode)

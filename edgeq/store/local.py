@@ -1,0 +1,481 @@
+"""What every store on the board's own disk stands on: its folders, its folder in RAM, the running mark, what cannot be read.
+
+Beside a database as in a spool there lie `incoming/` (shell producers drop jobs there, people drop files), `corrupt/`, the
+running mark (P4) and the pause marks; leases, last errors and wake-ups lie in RAM. docs/files.md has them to the byte.
+
+A store made of this class has the attribute `view` (a ReadyView), the verb `entries`, and says in `_has_claim` whether
+a claim is still where its lease says.
+"""
+
+import posix
+from posix import O_APPEND, O_CLOEXEC, O_NONBLOCK, O_RDWR, O_WRONLY
+
+from edgeq import disk as seam
+from edgeq import record as records
+from edgeq.errors import BadConfig, BadJob, StoreDown
+from edgeq.job import CORRUPT, FAILED, FOLDERS, INCOMING, PROCESSING, parse_name, safe_name
+from edgeq.lease import Leases, is_alive
+from edgeq.store.ages import Ages
+from edgeq.store.pauses import Pauses
+from edgeq.store.seq import Sequence
+from edgeq.store.sync import Batch
+
+INCOMING_MODE, FOLDER_MODE, RUN_MODE = 0o3770, 0o2750, 0o755
+RUN_FOLDERS = ("leases", "wake", "keys", "ctl", "errors", "types", "workers", "cancel")
+MARK = "running"
+READABLE_BYTES = 1 << 20  # a payload up to this size can always be read back
+UNCHANGED_S = 2  # a file that cannot be read is set aside only when nobody has touched it for so long
+
+
+class LocalStore:
+    """See above. root: where the store lies; home: the queue's own folder (docs/files.md: Q); states: the folders in it.
+
+    on_full: called when a settle meets a full disk; True when it made room (the ballast).
+    """
+
+    states = FOLDERS
+    run_folders = RUN_FOLDERS
+    look_every_s = None  # a store that cannot wake a sleeping worker: how often that looks
+    down_max_s, down_jitter = 30, 0  # the longest pause while it is down, and which part of it is left to chance
+
+    def __init__(self, config, clock, log, disk, root, home):
+        self.config, self.clock, self.log, self.disk = config, clock, log, disk
+        self.root, self.home, self.run = root, home, config.run_path
+        self.id_lock = seam.Lock(self.run + "/id.lock", is_needed=False)
+        self.seq = Sequence(self.run + "/seq", self.id_lock, self.highest_seq, config.clock != "none")
+        self.ages = Ages(self.run + "/clock", self.seq)
+        self.pauses = Pauses(disk, home, clock.boot_id, self.seq.is_trusted)
+        self.leases = Leases(self.run + "/leases", clock.boot_id)
+        self.batch = Batch()
+        self.on_full = None
+        self.is_broken = False
+        self.is_marked = False
+        self.suspect_seq = 0
+        self._place = None  # device and inode of the queue's own folder
+        self.dots = {}  # dot-file -> boot-clock instant at which it was first seen
+        self.set_aside_n = self.dropped_n = self.expired_n = 0
+        self._mine = set()  # tokens of our claims, settled but unflushed ones included
+        self._stamps = {}  # name of a file that could not be read -> (size and time, first seen)
+        self._ids = None
+        self._alive = seam.Lock(self.run + "/alive", shared=True)
+        self._heard = 0  # bytes of R/arrivals already read
+
+    def path(self, *parts):
+        return "/".join((self.home,) + parts)
+
+    def make_folders(self):
+        """Make what is missing of the spool and of /run (B45); one file system, or BadConfig (B74)."""
+        owner, group = self.owner()
+        made = []
+        for path, mode in [(self.home.rpartition("/")[0], 0o755)] + self.folders()[::-1]:
+            if _make_with_parents(self.disk, path, mode):
+                made.append((path, mode))
+        for path, mode in made:
+            if posix.geteuid() == 0:
+                posix.chown(path, owner, group)
+                posix.chmod(path, mode)  # chown clears the setgid bit
+        if made:
+            self.flush_folder("")
+        devices = {self.disk.lstat(self.path(folder)).st_dev for folder in self.states}
+        if len(devices) != 1:
+            raise BadConfig("start", self.home, "its folders lie on different file systems", "mount one file system for all")
+        self._notice_place()
+        self._make_run(owner, group)
+
+    def _notice_place(self):
+        """Another folder under our name, mounted over it (B44) or made again: it has a running mark and suspects of its own."""
+        status = self.disk.lstat(self.home)
+        place = status.st_dev, status.st_ino
+        if self._place not in (None, place):
+            self.log.warning("another folder", path=self.home, why="something was mounted over it, or it was made again")
+            self.is_marked = False
+            if self._mark() not in (None, self.clock.boot_id):
+                self.suspect_seq = self.seq.newest()
+        self._place = place
+
+    def folders(self):
+        """[(path, mode)] of the queue's own folders, the outermost last."""
+        return [(self.path(folder), INCOMING_MODE if folder == INCOMING else FOLDER_MODE) for folder in self.states] + [
+            (self.home, FOLDER_MODE)]
+
+    def owner(self):
+        """(uid, gid) that they have; looked up once."""
+        if self._ids is None:
+            self._ids = _owner(self.config)
+        return self._ids
+
+    def _make_run(self, owner, group):
+        is_root = posix.geteuid() == 0
+        for path in (self.config.run_dir, self.run) + tuple("%s/%s" % (self.run, folder) for folder in self.run_folders):
+            _make_with_parents(self.disk, path, RUN_MODE)
+            status = posix.stat(path)
+            if is_root and (status.st_uid, status.st_gid) != (owner, group):
+                posix.chown(path, owner, group)
+            if status.st_uid == posix.geteuid() and status.st_mode & 0o7777 != RUN_MODE:
+                posix.chmod(path, RUN_MODE)  # the wrapper may have made it, before any worker ran
+        for name in ("id.lock", "seq", "arrivals", "keys/index", "gone"):
+            path = "%s/%s" % (self.run, name)
+            if name != "seq" and not self.disk.exists(path):
+                posix.close(posix.open(path, posix.O_CREAT | posix.O_WRONLY | posix.O_CLOEXEC, 0o660))
+            if name == "seq":
+                self.seq.newest()
+            status = posix.stat(path)
+            if is_root and (status.st_uid, status.st_gid) != (owner, group):
+                posix.chown(path, owner, group)
+            if status.st_uid == posix.geteuid() and status.st_mode & 0o777 != 0o660:
+                posix.chmod(path, 0o660)
+
+    def _begin(self):
+        """A worker begins: folders, the claim on the store, the suspects of an unclean end (P4)."""
+        self.make_folders()
+        self._alive.take()
+        self.ages.look(self.clock.read())
+        self.suspect_seq = self._find_suspects()
+        seam.write_run(self.run + "/suspect", b"%d %s\n" % (self.suspect_seq, self.clock.boot_id.encode()))
+
+    def _find_suspects(self):
+        """The SEQ up to which jobs are suspect in this boot; 0 after a clean stop."""
+        mark = self._mark()
+        try:
+            seq, boot_id = seam.read_text(self.run + "/suspect").split()
+            if boot_id == self.clock.boot_id:
+                return int(seq)
+        except (FileNotFoundError, ValueError):
+            pass
+        if mark is None:
+            return 0
+        return self.seq.newest()  # of another boot; or of this one, but /run was emptied and nobody knows any more
+
+    def _mark(self):
+        """The boot id in the running mark, None without a mark."""
+        try:
+            return self.disk.read_file(self.path(MARK), 100).decode("ascii", "replace").strip()
+        except FileNotFoundError:
+            return None
+
+    def _mark_running(self):
+        """Before the first claim of a boot: the mark is on flash (P4)."""
+        if self._mark() != self.clock.boot_id:
+            # CRASH: without the mark nothing was claimed yet; with it the next boot suspects every job.
+            try:
+                self.disk.replace(self.home, MARK, self.clock.boot_id.encode() + b"\n")
+            except OSError:
+                self.is_broken = True  # it may be visible and not safe: `reopen` flushes it
+                raise
+        self.is_marked = True
+
+    def _usable(self):
+        if self.is_broken:
+            raise StoreDown("store", self.root, "a flush failed earlier", "waits until it can be reopened")
+
+    def _names(self, folder):
+        try:
+            yield from self.disk.names(self.path(folder))
+        except FileNotFoundError:
+            return
+
+    def is_unsure(self, now):
+        later = [*self.view.doubtful.values(), *self.view.held_back.values()]
+        return any(0 < instant - now.boot <= UNCHANGED_S + 1 for instant in later)
+
+    def is_trusted(self, now):
+        return self.seq.is_trusted(now)
+
+    @property
+    def blocked(self):
+        return self.view.blocked
+
+    def _flush(self, fd):
+        try:
+            self.disk.flush(fd)
+        except OSError:
+            self.is_broken = True
+            raise
+
+    def flush_folder(self, folder):
+        """The folder's names are on the medium; a failure means that nothing may be called safe until `reopen`."""
+        try:
+            self.disk.flush_folder(self.path(folder))
+        except OSError:
+            self.is_broken = True
+            raise
+
+    def _record_of(self, fd, status, payload_limit=0):
+        """The Record in an open file, or BadJob. What was accepted stays readable when MAX_PAYLOAD_KB is lowered later."""
+        payload_limit = payload_limit or max(4 * self.config.max_payload_bytes, READABLE_BYTES)
+        limit = payload_limit + records.RECORD_OVERHEAD
+        if not seam.is_file(status):
+            raise BadJob("read", "file", "not a regular file with one name")
+        if status.st_size > limit:
+            raise BadJob("read", "file", "%d bytes, more than MAX_PAYLOAD_KB=%d allows" % (
+                status.st_size, self.config.max_payload_kb))
+        return records.decode(self.disk.read_fd(fd, limit + 1), payload_limit)
+
+    def _is_expired(self, entry, record, now):
+        return bool(record.expires_s and self.seq.is_trusted(now) and self.ages.age_s(entry.seq, now) > record.expires_s)
+
+    def _is_overtaken(self):
+        """A producer published something more urgent than the head."""
+        digits = self._hear()
+        return bool(digits) and self.view.is_overtaken(digits)
+
+    def _hear(self):
+        """The PRIO digits that producers appended to R/arrivals since we last looked."""
+        path = self.run + "/arrivals"
+        try:
+            size = posix.stat(path).st_size
+            if size == self._heard:
+                return []
+            digits = seam.read_text(path)[self._heard:] if size > self._heard else "0"
+            self._heard = size
+            if size > 4096:
+                posix.truncate(path, 0)
+                self._heard = 0
+        except OSError:
+            return []
+        return [c for c in digits if c.isdigit()]
+
+    def wait_s(self, entry, now):
+        """A delayed entry's wait from now, never longer than its own delay; None: it waits for a trusted clock (P8)."""
+        is_trusted = self.seq.is_trusted(now)
+        if entry.state == FAILED:
+            clock = now.wall if is_trusted else self.seq.newest() / 1e6
+            return min(max(entry.due - clock, 0), self.config.max_delay_s)
+        if entry.is_at:
+            return max(entry.due - now.wall, 0) if is_trusted else None
+        own_s = max(entry.due - entry.seq / 1e6, 0)
+        return min(max(entry.due - now.wall, 0), own_s) if is_trusted else own_s
+
+    def note_handler(self, lease):
+        """The lease now says which process group runs the job, so that a reaper can end it."""
+        self.leases.write(lease.token, lease.leased_until, lease.started_at, lease.handler)
+
+    def heartbeat(self, leases, now, lease_s):
+        """Extend our leases, in RAM only; returns those somebody took over."""
+        lost = []
+        for lease in leases:
+            if not self.leases.exists(lease.token) and not self._has_claim(lease.entry):
+                lost.append(lease)
+                continue
+            lease.leased_until = now.boot + lease_s
+            self.leases.write(lease.token, lease.leased_until, lease.started_at, lease.handler)
+        return lost
+
+    def _remove(self, path):
+        try:
+            self.disk.unlink(path)
+        except FileNotFoundError:
+            pass
+
+    @staticmethod
+    def _origin(entry):
+        """Where a claim that was taken over would have come from."""
+        return entry.moved(FAILED if entry.attempts > 1 else INCOMING, due=0, attempts=entry.attempts - 1, again=True)
+
+    def stale(self, now):
+        """[(Entry, Holder or None)] of claims that nobody rightly holds: another boot's, a dead owner's, a late one's."""
+        found = []
+        for entry in self.entries(PROCESSING):
+            if entry.token not in self._mine:
+                is_stale, holder = self.leases.is_stale(entry.token, entry.settling, now.boot)
+                if is_stale and not (holder is None and self._lives(entry.token)):
+                    found.append((entry, holder))
+        return found
+
+    def _lives(self, token):
+        """True when the token's own process lives although its lease file is gone (somebody emptied /run)."""
+        parts = token.split("-")
+        if len(parts) != 4 or parts[0] != self.clock.boot_id[:8] or not (parts[1].isdigit() and parts[2].isdigit()):
+            return False
+        if (int(parts[1]), int(parts[2])) == (self.leases.pid, self.leases.start):
+            return False  # ours, but we do not know it any more: a settle that failed half way
+        return is_alive(int(parts[1]), int(parts[2]))
+
+    def doubt(self, folder, name, why, stamp, now):
+        """It cannot be read. Maybe somebody is still writing: set aside once it has not changed for 2 seconds."""
+        known = self._stamps.get(name)
+        if known and known[0] == stamp and now.boot - known[1] >= UNCHANGED_S:
+            del self._stamps[name]
+            self.set_aside(folder, name, why)
+            return
+        if known is None or known[0] != stamp:
+            if len(self._stamps) >= 4096:
+                self._stamps.clear()
+            self._stamps[name] = (stamp, now.boot)
+        self.view.doubtful[name] = self._stamps[name][1] + UNCHANGED_S
+        self.view.add_wait(name, self.view.doubtful[name])
+
+    def set_aside(self, folder, name, why):
+        """Whole into corrupt/, by one rename, with a one-line reason beside it (P6)."""
+        target = safe_name(name)
+        if self.disk.exists(self.path(CORRUPT, target)):
+            target = "%s.%s" % (target, seam.make_uuid()[:8])
+        try:
+            self.disk.rename(self.path(folder, name), self.path(CORRUPT, target))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.log.error("cannot set aside", file="%s/%s" % (folder, name), error=error.strerror)
+            self.view.doubtful[name] = self.clock.read().boot + 60
+            return
+        self.set_aside_n += 1
+        self.view.doubtful.pop(name, None)
+        self.log.warning("set aside", file=target, why=why)
+        try:
+            self.disk.publish(self.path(CORRUPT), target + ".why", ("%s/%s: %s\n" % (
+                folder, safe_name(name), why)).encode("ascii", "backslashreplace"), flush=False)
+        except OSError as error:
+            self.log.warning("no reason beside it", file=target, error=error.strerror)
+
+    def oldest_at(self, now):
+        """The boot-clock instant at which the oldest ready job became ready; 0 when none is. Steps of the clock do not move it."""
+        name = self.view.first_ready
+        if not name:
+            self._oldest = ("", 0.0)
+            return 0.0
+        if getattr(self, "_oldest", ("", 0))[0] != name:
+            entry = parse_name(INCOMING, name) or parse_name(FAILED, name)
+            ready_at = max(entry.seq / 1e6, entry.due) if entry else now.wall
+            age_s = max(now.wall - ready_at, 0) if self.seq.is_trusted(now) else 0
+            self._oldest = (name, max(now.boot - age_s, 0.001))
+        return self._oldest[1]
+
+    def _save_error(self, id, why):
+        """Remember why, for `why` and for the dead letter. RAM may be full: not worth a job."""
+        try:
+            seam.write_run("%s/errors/%s" % (self.run, id), why.encode("ascii", "backslashreplace")[:200] + b"\n")
+        except OSError:
+            pass
+
+    def last_error(self, id):
+        try:
+            return seam.read_text("%s/errors/%s" % (self.run, id)).rstrip("\n")
+        except OSError:
+            return ""
+
+    def _forget_errors_of(self, entry):
+        if entry.attempts > 1 or entry.again:  # else it never failed
+            self.forget_error(entry.id)
+
+    def forget_error(self, id):
+        try:
+            seam.forget("%s/errors/%s" % (self.run, id))
+        except OSError:
+            pass
+
+    # --- what went although it was accepted (P1) --------------------------------------------------------
+
+    def count_gone(self, expired_n, superseded_n):
+        """Add to `R/gone`. In place, under the lock on ids; RAM may be full: not worth a job."""
+        try:
+            with self.id_lock:
+                expired, superseded = self.gone()
+                fd = posix.open(self.run + "/gone", O_WRONLY | O_CLOEXEC)
+                try:
+                    posix.pwrite(fd, b"%010d %010d\n" % (expired + expired_n, superseded + superseded_n), 0)
+                finally:
+                    posix.close(fd)
+        except OSError:
+            pass
+
+    def gone(self):
+        """(expired, superseded by --latest) since the boot."""
+        try:
+            expired, superseded = seam.read_text(self.run + "/gone").split()
+            return int(expired), int(superseded)
+        except (OSError, ValueError):
+            return 0, 0
+
+    # --- for those who only look ----------------------------------------------------------------------
+
+    def holder(self, entry):
+        """Who holds the claim `entry`: a Holder, or None."""
+        return self.leases.read(entry.token)
+
+    def corrupt(self):
+        """(name, why) of what was set aside."""
+        for name in sorted(self._names(CORRUPT)):
+            if not name.endswith(".why"):
+                try:
+                    why = seam.read_text(self.path(CORRUPT, name + ".why")).strip()
+                except OSError:
+                    why = "no reason recorded"
+                yield name, why
+
+    def carry_marks(self, source, now):
+        """For a move: what `source` says beside its jobs, an unclean end (P4) and pauses."""
+        if source.home == self.home:
+            return
+        mark = source._mark()
+        if mark:
+            self.disk.replace(self.home, MARK, mark.encode() + b"\n")
+        for type, left_s in source.pauses.all(now).items():
+            self.pauses.set(type, int(left_s), now)
+
+    def notice(self):
+        """What the status line says when nothing worse is known; "" mostly."""
+        return ""
+
+    def notes(self):
+        """Sentences about the store itself that a person should know; [] when there is nothing to say."""
+        return []
+
+
+def _owner(config):
+    """(uid, gid) of the spool's folders: the worker's user, group edgeq where there is one."""
+    import grp
+    import pwd
+    uid, gid = posix.geteuid(), posix.getegid()
+    if config.user:
+        try:
+            uid, gid = pwd.getpwnam(config.user)[2:4]
+        except KeyError:
+            raise BadConfig("configuration", "USER=%s" % config.user, "no such user", "add it or correct the line") from None
+    try:
+        gid = grp.getgrnam("edgeq")[2]
+    except KeyError:
+        pass
+    return uid, gid
+
+
+def _make_with_parents(disk, path, mode):
+    """Make `path`, with parents of mode 0755; True when it was made."""
+    try:
+        return disk.make_folder(path, mode)
+    except FileNotFoundError:
+        _make_with_parents(disk, path.rpartition("/")[0], 0o755)
+        return disk.make_folder(path, mode)
+
+
+def poke(run, digit, everybody=False):
+    """Tell busy workers (R/arrivals) and wake sleeping ones (their FIFO). A lost poke costs one safety scan, no job.
+
+    everybody: busy ones, too, by their FIFO: for a person's wish, not for a producer.
+    """
+    try:
+        fd = posix.open(run + "/arrivals", O_WRONLY | O_APPEND | O_CLOEXEC)
+        try:
+            posix.write(fd, digit.encode())
+        finally:
+            posix.close(fd)
+        names = posix.listdir(run + "/wake")
+    except OSError:
+        return
+    for name in names:
+        if name.endswith(".asleep"):
+            _poke_one("%s/wake/%s" % (run, name[:-7]), digit)
+        elif everybody:
+            _poke_one("%s/wake/%s" % (run, name), digit)
+
+
+def _poke_one(path, digit):
+    try:
+        if posix.lstat(path).st_mode & seam.S_IFMT != seam.S_IFIFO:
+            return
+        fd = posix.open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC)
+        try:
+            posix.write(fd, digit.encode())
+        finally:
+            posix.close(fd)
+    except OSError:
+        pass  # gone or full: its reader is waking up already
