@@ -13,16 +13,31 @@ from edgeq.job import is_word
 
 DEFAULT_PATH = "/etc/edgeq.conf"
 MAX_FILE_BYTES = 65536
+BLANKS = " \t\r\v\f"  # what the shell takes for [[:space:]]
 
 
 def _text(value):
     return value
 
 
+def _store(value):
+    scheme, _, path = value.partition(":")
+    if scheme == "spool" and path or scheme == "sqlite":
+        _path(path)
+    if scheme == "sqlite" and path[-1] == "/":
+        raise ValueError("names no file")
+    return value
+
+
 def _path(value):
-    if value and not value.startswith("/"):
+    path = value.rstrip("/")
+    if path[:1] != "/":
         raise ValueError("not an absolute path")
-    return value.rstrip("/") or value
+    return path
+
+
+def _path_or_none(value):
+    return _path(value) if value else value
 
 
 def _queue(value):
@@ -73,7 +88,7 @@ YEAR_S = 31_622_400
 KEYS = {  # key: (default, parser)
     "SPOOL": ("/var/lib/edgeq", _path),
     "QUEUE": ("default", _queue),
-    "STORE": ("", _text),
+    "STORE": ("", _store),
     "HANDLERS": ("/etc/edgeq/handlers", _path),
     "RUN_DIR": ("/run/edgeq", _path),
     "USER": ("", _name),
@@ -104,10 +119,10 @@ KEYS = {  # key: (default, parser)
     "KEEP_DAYS": (0, _whole(0, 36500)),
     "REPORT_S": (300, _seconds(0, YEAR_S)),
     "LOG": ("stderr", _choice("stderr", "syslog")),
-    "REQUIRE_MOUNT": ("", _path),
+    "REQUIRE_MOUNT": ("", _path_or_none),
     "CLOCK": ("", _choice("", "none")),
     "NODE": ("", _name),
-    "REDIS_PASSWORD_FILE": ("", _path),
+    "REDIS_PASSWORD_FILE": ("", _path_or_none),
 }
 
 TYPE_KEYS = {  # per job type; None: the configuration's value
@@ -167,10 +182,25 @@ def load(path, queue=None):
     _apply(config, "%s.d/@%s.conf" % (path, config.queue))
     if queue is not None:
         config.queue = queue
+    return _settled(config)
+
+
+def with_store(config, url):
+    """A copy of `config` for another store."""
+    other = Config(config.path)
+    vars(other).update(vars(config), store=url)
+    return _settled(other)
+
+
+def _settled(config):
+    """STORE and SPOOL agree: each names the folder that the queues' folders lie in."""
     if not config.store:
         config.store = "spool:" + config.spool
     elif config.store.startswith("spool:"):
         config.spool = config.store[len("spool:"):].rstrip("/") or config.spool
+    elif config.store.startswith("sqlite:/"):
+        # the queues' folders lie beside the database: shell producers drop jobs there
+        config.spool = config.store[len("sqlite:"):].rpartition("/")[0] or "/"
     return config
 
 
@@ -205,7 +235,7 @@ def _parsed(key, value, where, table):
 def _lines(path):
     """(line number, key, value) of each setting in `path`; nothing for a missing file."""
     try:
-        text = disk.read_text(path, MAX_FILE_BYTES + 1)
+        text = disk.read_text(path, MAX_FILE_BYTES + 1, follow=True)  # /etc may hold a link to the data partition
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
@@ -213,7 +243,7 @@ def _lines(path):
     if "\0" in text or len(text) > MAX_FILE_BYTES:
         raise BadConfig("configuration", path, "not a text file of at most 64 KiB", "restore the file")
     for number, line in enumerate(text.split("\n"), 1):
-        line = line.strip(" \t\r")
+        line = line.strip(BLANKS)
         if not line or line[0] == "#":
             continue
         key, equals, value = line.partition("=")
@@ -226,6 +256,6 @@ def _unquoted(value, path, number):
     if value[:1] != '"':
         return value
     body, quote, rest = value[1:].partition('"')
-    if not quote or rest.strip(" \t") not in ("",) and rest.strip(" \t")[0] != "#":
+    if not quote or rest.strip(BLANKS)[:1] not in ("", "#"):
         raise BadConfig("configuration", "%s line %d" % (path, number), "a quote is not closed", "correct the line")
     return body

@@ -21,9 +21,9 @@ FILE_MODE = 0o640
 READ_CHUNK = 65536
 
 
-def read_text(path, limit=READ_CHUNK):
-    """A small text file of the kernel or of /run as str; bytes that are no UTF-8 survive as surrogates."""
-    fd = posix.open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
+def read_text(path, limit=READ_CHUNK, follow=False):
+    """A small text file of the kernel, of /run or (follow: through links) of /etc; what is no UTF-8 survives as surrogates."""
+    fd = posix.open(path, O_RDONLY | O_CLOEXEC | (0 if follow else O_NOFOLLOW))
     try:
         return posix.read(fd, limit).decode("utf-8", "surrogateescape")
     finally:
@@ -66,6 +66,7 @@ class Disk:
     rmdir = staticmethod(posix.rmdir)
     fsync = staticmethod(posix.fsync)
     fdatasync = staticmethod(posix.fdatasync)
+    sync = staticmethod(posix.sync)
     fchmod = staticmethod(posix.fchmod)
     scandir = staticmethod(posix.scandir)
     lstat = staticmethod(posix.lstat)
@@ -78,8 +79,9 @@ class Disk:
         """Names in `folder` that do not begin with a dot, in no order."""
         with self.scandir(folder) as found:
             for entry in found:
-                if entry.name[0] != ".":
-                    yield entry.name
+                name = entry.name
+                if name[0] != ".":
+                    yield name
 
     def open_read(self, path):
         """A descriptor that follows no link and blocks on no FIFO."""
@@ -120,7 +122,14 @@ class Disk:
     def flush(self, fd):
         """Data and name of an open file are on the medium, or OSError."""
         self.flushes_n += 1
-        self.fsync(fd)
+        try:
+            self.fsync(fd)
+        except OSError as error:
+            if error.errno not in (EINVAL, ENOTSUP):
+                raise
+            # this file system cannot flush one file or folder (B18): everything, then, and status says so
+            self.is_reduced = True
+            self.sync()
 
     def flush_data(self, fd):
         """Data written into blocks the file already has; no journal commit of its own."""
@@ -128,21 +137,21 @@ class Disk:
         self.fdatasync(fd)
 
     def flush_folder(self, path):
-        """The names in `path` are on the medium. A file system that cannot flush folders marks us reduced."""
+        """The names in `path` are on the medium."""
         fd = self.open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
         try:
             self.flush(fd)
-        except OSError as error:
-            if error.errno not in (EINVAL, ENOTSUP):
-                raise
-            self.is_reduced = True
         finally:
             self.close(fd)
 
     def write_dot(self, folder, data):
         """Write `data` under a fresh dot-name in `folder`; returns (path, descriptor). Nothing stays on error."""
         path = "%s/.%s" % (folder, make_uuid())
-        fd = self.open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, FILE_MODE)
+        try:
+            fd = self.open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, FILE_MODE)
+        except OSError as error:
+            error.filename = folder  # a name that differs each time would be told each time (B20)
+            raise
         try:
             self.fchmod(fd, FILE_MODE)  # whatever the umask (B73)
             self.write_all(fd, data)
@@ -206,12 +215,16 @@ class Disk:
 
 
 class Lock:
-    """An exclusive or shared flock on a file in /run. The kernel drops it when its holder dies, however it dies."""
+    """An exclusive or shared flock on a file in /run. The kernel drops it when its holder dies, however it dies.
 
-    def __init__(self, path, shared=False, mode=0o660):
-        self.path, self.mode = path, mode
+    `with` may be nested: a second descriptor of the same file would wait for ourselves. Where the file cannot be made
+    (before any worker ran, not as root) and the lock is not `is_needed`, one goes on without it.
+    """
+
+    def __init__(self, path, shared=False, mode=0o660, is_needed=True):
+        self.path, self.mode, self.is_needed = path, mode, is_needed
         self.how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        self.fd = -1
+        self.fd, self._depth = -1, 0
 
     def take(self, wait=True):
         """True when held now. With wait=False, False when somebody else holds it."""
@@ -249,11 +262,18 @@ class Lock:
             self.fd = -1
 
     def __enter__(self):
-        self.take()
+        try:
+            self.take()
+        except (FileNotFoundError, PermissionError):
+            if self.is_needed:
+                raise
+        self._depth += 1
         return self
 
     def __exit__(self, *_):
-        self.drop()
+        self._depth -= 1
+        if not self._depth:
+            self.drop()
 
 
 def create_run(path, data, mode=0o640):

@@ -1,18 +1,20 @@
 """The front door for Python: check the wish, ask the guard, store. The shell wrapper does the same with the same answers."""
 
 from edgeq import record as records
-from edgeq.errors import BadJob, StoreFull
+from edgeq.errors import BadJob, BadUsage, StoreFull
 from edgeq.job import Job, check_word
 
 
 def make_job(config, type, payload, id=None, priority=None, max_attempts=None, timeout_s=None, expires_s=None, key=None,
-             delay_s=None, at=None):
+             delay_s=None, at=None, latest=False):
     """A Job whose every field was checked. payload: bytes of JSON, as they came. BadJob names the first field that is wrong."""
     check_word(type, "type")
     if id is not None:
         check_word(id, "id")
     if key is not None:
         records.check_key(key)
+    elif latest:
+        raise BadUsage("enqueue", "--latest", "needs --key")
     for name, value, low, high in (
             ("priority", priority, 0, 9), ("max-attempts", max_attempts, 1, records.MAX_ATTEMPTS_LIMIT),
             ("timeout", timeout_s, 1, records.TIMEOUT_LIMIT_S), ("expires", expires_s, 1, records.EXPIRES_LIMIT_S),
@@ -21,7 +23,7 @@ def make_job(config, type, payload, id=None, priority=None, max_attempts=None, t
             raise BadJob("enqueue", name, "not a whole number from %d to %d" % (low, high))
     text = records.check_payload(payload, config.max_payload_bytes)
     return Job(type, text.encode(), id=id, priority=5 if priority is None else priority, max_attempts=max_attempts,
-               timeout_s=timeout_s, expires_s=expires_s, key=key, delay_s=delay_s or 0, at=at)
+               timeout_s=timeout_s, expires_s=expires_s, key=key, delay_s=delay_s or 0, at=at, latest=latest)
 
 
 def make_batch(config, lines):
@@ -42,7 +44,7 @@ def make_batch(config, lines):
 
 def admit(guard, jobs_n):
     """Ask the guard; StoreFull says bytes, inodes, jobs or SPOOL_MAX_KB."""
-    full = guard.judge(jobs_n)
+    full = guard.ask(jobs_n)
     if full:
         raise StoreFull("enqueue", "spool", "full: " + full, "nothing was queued; free some, or raise the limit")
 

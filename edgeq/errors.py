@@ -86,6 +86,10 @@ class BadConfig(EdgeqError):
     exit_code = BAD_CONFIG
 
 
+class BadPassword(BadConfig):
+    """The server of the store does not let us in: waiting does not help."""
+
+
 class NotPermitted(EdgeqError):
     exit_code = NOT_PERMITTED
 

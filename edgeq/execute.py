@@ -11,22 +11,17 @@ ends is killed (B41, B47). Of its output the last 4 KiB are kept and no more is 
 
 `start` fails in two ways: CannotStart, this image cannot run the type (it is held); Shortage, we lack
 descriptors, processes or memory (nobody's fault, nothing is charged). Neither leaves anything behind.
-
-A plain handler is started by posix_spawn, which costs the same however large we are. Whatever it cannot express
-(USER, NICE, and MEM_MB, which must not bind ourselves for a moment: the spawn would fail) goes by fork, several times as dear.
 """
 
 import posix
-import resource
-from _signal import SIGKILL, SIGSTOP, SIGTERM, SIG_DFL, SIG_SETMASK, pthread_sigmask, signal
+from _signal import SIGKILL, SIGTERM
 from posix import O_CLOEXEC, O_CREAT, O_EXCL, O_NOFOLLOW, O_NONBLOCK, O_RDONLY, O_RDWR, O_WRONLY, WEXITED, WNOHANG, WNOWAIT
 from select import POLLIN
-from time import sleep
 
 from edgeq import disk
-from edgeq.errors import EIO, ENOENT, ENOMEM, OUR_SHORTAGE
 from edgeq.job import Outcome
-from edgeq.lease import is_alive, start_time
+from edgeq.lease import start_time
+from edgeq.spawn import FirstForOom, Shortage, explain, find_user, fork, keep_to_ourselves, probe_memfd, spawn
 
 RUNNING, ENDING, KILLED = "running", "ending", "killed"
 TIMEOUT, STOP, CANCEL, ABANDON = "timeout", "stop", "cancel", "abandon"  # why we ended it; "" when we did not
@@ -36,29 +31,8 @@ CHUNK_BYTES = 16384
 PUMP_READS = 4  # one full pipe a wake-up, so that no handler keeps the worker from the others
 DRAIN_READS = 64  # the largest pipe (16 pages of 64 KiB): all a handler can have left, and an end to it
 FOREVER = float("inf")
-SIGNALS = tuple(n for n in range(1, 32) if n not in (SIGKILL, SIGSTOP))  # Python itself ignores PIPE and XFSZ
-MFD_CLOEXEC, MFD_NOEXEC_SEAL = 1, 8
 CLD_EXITED = 1
-MIB = 1 << 20
 PATH = b"/sbin:/usr/sbin:/bin:/usr/bin"
-GONE_WAIT_S, GONE_ROUNDS = 0.01, 200  # two seconds for killed processes to be gone
-ENVIRON_BYTES = 262_144
-
-
-class CannotStart(Exception):
-    """This image cannot run the type. `why`: `no handler`, or the errno's text."""
-
-    def __init__(self, why):
-        self.why = why
-        Exception.__init__(self, why)
-
-
-class Shortage(Exception):
-    """We lack the means just now: descriptors, processes, memory, room in /run. `why`: the errno's text."""
-
-    def __init__(self, why):
-        self.why = why
-        Exception.__init__(self, why)
 
 
 class Slot:
@@ -93,17 +67,18 @@ class Executor:
         self.handlers, self.ctl_folder, self.queue = handlers, ctl_folder, queue
         self.poll, self.grace_s, self.log = poll, grace_s, log
         self.running, self._outputs = {}, {}
-        self._memfd_flags = _probe_memfd()
+        self._memfd_flags = probe_memfd()
         self._can_spawn = hasattr(posix, "posix_spawn")
         self._environ = {b"PATH": posix.environ.get(b"PATH") or PATH, b"HOME": b"/", b"EDGEQ_QUEUE": queue.encode()}
         self._environ.update((key, posix.environ[key]) for key in (b"TZ", b"LANG") if key in posix.environ)
-        _keep_to_ourselves()
+        keep_to_ourselves()
+        self._first_for_oom = FirstForOom()
 
     def start(self, lease, settings, max_attempts, now):
         """Run the handler of `lease`: a Slot, or CannotStart or Shortage. settings: the type's; the job's timeout wins."""
         path = "%s/%s" % (self.handlers, lease.entry.type)
         ctl_path = "%s/%s" % (self.ctl_folder, lease.token)
-        user = _find_user(settings.user)
+        user = find_user(settings.user)
         fds, pid = [], 0  # stdin, write end and read end of the output
         try:
             self._prepare(fds, lease, ctl_path, user)
@@ -216,15 +191,15 @@ class Executor:
     def _launch(self, path, environ, fds, settings, user):
         """The pid of the handler, past its exec."""
         try:
-            with _FirstForOom():
+            with self._first_for_oom:
                 if self._can_spawn and not (user or settings.nice or settings.mem_mb):
                     try:
-                        return _spawn(path, environ, fds, settings.fsize_mb)
+                        return spawn(path, environ, fds, settings.fsize_mb)
                     except NotImplementedError:  # a C library without setsid here
                         self._can_spawn = False
-                return _fork(path, environ, fds, settings, user)
+                return fork(path, environ, fds, settings, user)
         except OSError as error:
-            raise _explain(error, path) from None
+            raise explain(error, path) from None
 
     def _end(self, slot, cause, now, grace_s):
         """TERM to the group and KILL after `grace_s`; False when it has ended by itself. The first cause stands."""
@@ -297,105 +272,6 @@ def read_ctl(path):
     return found
 
 
-def end_survivors(holder, ctl_path):
-    """Kill what a dead or late worker's handler left, wait until it is gone (at most two seconds): how many there were.
-
-    holder: the lease's Holder, or None. Its group is killed only while the leader is that very process; besides, every
-    process whose environment names `ctl_path`: that finds a handler spawned just before its worker died, a
-    group without its leader, and who changed session. Never ourselves, our parent (the guard) or pid 1.
-    """
-    spared = (1, posix.getpid(), posix.getppid())
-    mark = b"\0EDGEQ_CTL=%s\0" % ctl_path.encode("utf-8", "surrogateescape")
-    killed = set()
-    for _ in range(GONE_ROUNDS):
-        found = [process for process in _marked(mark) if process[0] not in spared]
-        if holder and holder.group not in spared and is_alive(holder.group, holder.group_start):
-            found.append((holder.group, holder.group_start))
-            _kill_quietly(-holder.group)
-        for pid, _ in found:
-            _kill_quietly(pid)
-        killed.update(found)
-        if not found:
-            break
-        # RACE: a process may have forked while we looked: done when a look finds nobody, not when those found are gone.
-        sleep(GONE_WAIT_S)
-    return len(killed)
-
-
-def _marked(mark):
-    """(pid, start time) of the processes whose environment holds `mark`."""
-    for name in posix.listdir("/proc"):
-        if name.isdigit() and mark in _environ_of(name):
-            start = start_time(int(name))
-            if start and mark in _environ_of(name):  # RACE: the number may have changed hands between the two
-                yield int(name), start
-
-
-def _environ_of(pid):
-    """The environment a process was started with, each entry between two NULs; nothing of whom we may not read."""
-    parts = [b"\0"]
-    try:
-        fd = posix.open("/proc/%s/environ" % pid, O_RDONLY | O_CLOEXEC)
-        try:
-            for _ in range(ENVIRON_BYTES // CHUNK_BYTES):
-                parts.append(posix.read(fd, CHUNK_BYTES))
-                if not parts[-1]:
-                    break
-        finally:
-            posix.close(fd)
-    except OSError:
-        pass
-    return b"".join(parts)
-
-
-def _kill_quietly(pid):
-    try:
-        posix.kill(pid, SIGKILL)
-    except OSError:
-        pass  # gone, or not ours to end
-
-
-def _keep_to_ourselves():
-    """Nothing we have open reaches a handler, and a descriptor of ours is never 0, 1 or 2 (B57): once and for all starts."""
-    fd = 0
-    while fd < 3:
-        fd = posix.open("/dev/null", O_RDWR | O_CLOEXEC)
-    posix.close(fd)
-    for name in posix.listdir("/proc/self/fd"):
-        try:
-            if int(name) > 2:
-                posix.set_inheritable(int(name), False)
-        except OSError:
-            pass  # the listing's own
-
-
-def _probe_memfd():
-    """Flags that memfd_create takes here (newer kernels complain without the second, older ones with it); 0: it is missing."""
-    for flags in (MFD_CLOEXEC | MFD_NOEXEC_SEAL, MFD_CLOEXEC):
-        try:
-            posix.close(posix.memfd_create("edgeq", flags))
-            return flags
-        except (AttributeError, OSError):
-            pass
-    return 0
-
-
-def _find_user(name):
-    """(uid, gid, groups) to become, None to stay who we are; CannotStart when that cannot be."""
-    if not name:
-        return None
-    import pwd  # on demand: a C module, for boards that name a USER
-    try:
-        user = pwd.getpwnam(name)
-    except KeyError:
-        raise CannotStart("USER=%s: no such user" % name) from None
-    if posix.geteuid() == 0:
-        return user.pw_uid, user.pw_gid, posix.getgrouplist(name, user.pw_gid)
-    if posix.geteuid() != user.pw_uid:
-        raise CannotStart("USER=%s: the worker is not root" % name)
-    return None
-
-
 def _write_ahead(fd, data):
     """Write all of `data`, leaving the offset at the start for the reader."""
     at = 0
@@ -433,104 +309,3 @@ def _remove(path):
         posix.unlink(path)
     except OSError:
         pass  # never made, or a handler put a folder there: RAM, gone at the next boot
-
-
-class _FirstForOom:
-    """First in line for the OOM killer: a handler inherits it from us, cheaper and sooner than written for it afterwards."""
-
-    def __enter__(self):
-        try:
-            self.fd = posix.open("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC)
-            self.before = posix.read(self.fd, 16)
-            posix.write(self.fd, b"1000")
-        except OSError:  # not in this kernel; or no descriptor, and then nothing starts anyway
-            self.fd = -1
-
-    def __exit__(self, *_):
-        if self.fd >= 0:
-            try:
-                posix.write(self.fd, self.before)
-            except OSError:
-                pass  # a handler may run already: nothing may be raised any more
-            posix.close(self.fd)
-
-
-def _spawn(path, environ, fds, fsize_mb):
-    actions = [(posix.POSIX_SPAWN_DUP2, fds[0], 0), (posix.POSIX_SPAWN_DUP2, fds[1], 1), (posix.POSIX_SPAWN_DUP2, fds[1], 2)]
-    before = _limit(resource.RLIMIT_FSIZE, fsize_mb) if fsize_mb else None
-    try:
-        return posix.posix_spawn(path, (path,), environ, file_actions=actions, setsid=True, setsigmask=(), setsigdef=SIGNALS)
-    finally:
-        if before:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def _fork(path, environ, fds, settings, user):
-    """As _spawn, with another user, nice value or memory limit. The child's errno comes back by a pipe its exec closes."""
-    reader, writer = posix.pipe2(O_CLOEXEC)
-    try:
-        try:
-            pid = posix.fork()
-            if pid == 0:
-                _become_handler(path, environ, fds, settings, user, writer)
-        finally:
-            posix.close(writer)
-        told = posix.read(reader, 16)
-    finally:
-        posix.close(reader)
-    if told:
-        posix.waitpid(pid, 0)
-        raise OSError(int(told), posix.strerror(int(told)))
-    return pid
-
-
-def _become_handler(path, environ, fds, settings, user, writer):
-    """In the child, and it never returns."""
-    code = EIO
-    try:
-        posix.setsid()
-        for target, fd in enumerate((fds[0], fds[1], fds[1])):
-            posix.dup2(fd, target)
-        for number in SIGNALS:
-            signal(number, SIG_DFL)
-        pthread_sigmask(SIG_SETMASK, ())
-        posix.chdir("/")
-        posix.nice(settings.nice)
-        if settings.fsize_mb:
-            _limit(resource.RLIMIT_FSIZE, settings.fsize_mb)
-        if user:
-            posix.setgroups(user[2])
-            posix.setgid(user[1])
-            posix.setuid(user[0])
-        if settings.mem_mb:  # last: from here we may be over it ourselves
-            _limit(resource.RLIMIT_AS, settings.mem_mb)
-        posix.execve(path, (path,), environ)
-    except OSError as error:
-        code = error.errno
-    except MemoryError:
-        code = ENOMEM
-    finally:
-        posix.write(writer, b"%d" % code)
-        posix._exit(127)
-
-
-def _limit(what, mib):
-    """Set a soft limit, within the hard one; returns the limits before."""
-    soft, hard = before = resource.getrlimit(what)
-    soft = mib * MIB
-    resource.setrlimit(what, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
-    return before
-
-
-def _explain(error, path):
-    """CannotStart or Shortage for the errno of an exec. ENOENT is told apart: the file, or what its first line names."""
-    if error.errno in OUR_SHORTAGE:
-        return Shortage(posix.strerror(error.errno))
-    if error.errno != ENOENT:
-        return CannotStart(posix.strerror(error.errno))
-    for look, why in ((posix.lstat, "no handler"), (posix.stat, "no handler: dangling link")):
-        try:
-            look(path)
-        except OSError:
-            return CannotStart(why)
-    return CannotStart("interpreter missing")

@@ -15,6 +15,9 @@ from edgeq.config import load_type
 from edgeq.policy import backoff
 
 
+TEXT_BUSY, BUSY_S = "Text file busy", 5  # being installed just now: the last close changes no time stamp
+
+
 class _Type:
     __slots__ = ("settings", "running_n", "until", "kind", "offline_n", "stamp")
 
@@ -84,7 +87,7 @@ class Gate:
             wait_s = backoff(state.offline_n, max(state.settings.base_delay_s, 1), state.settings.max_delay_s,
                              self.config.jitter, self.draw)
         else:
-            wait_s = state.settings.max_delay_s
+            wait_s = min(state.settings.max_delay_s, BUSY_S) if why == TEXT_BUSY else state.settings.max_delay_s
             state.stamp = self._stamp(type)
         state.kind, state.until = kind, now.boot + wait_s
         self.log.warning(kind, type=type, why=why, wait_s=int(wait_s))

@@ -34,16 +34,16 @@ class Job:
     """What was asked for.
 
     payload: bytes, one JSON value on one line, opaque. delay_s: seconds from acceptance. at: Unix seconds or None.
-    max_attempts, timeout_s, expires_s: None means the configuration's value.
+    max_attempts, timeout_s, expires_s: None means the configuration's value. latest: it takes the place of those with its key.
     """
 
-    __slots__ = ("id", "type", "payload", "priority", "max_attempts", "timeout_s", "expires_s", "key", "delay_s", "at")
+    __slots__ = ("id", "type", "payload", "priority", "max_attempts", "timeout_s", "expires_s", "key", "delay_s", "at", "latest")
 
     def __init__(self, type, payload=b"{}", id=None, priority=DEFAULT_PRIORITY, max_attempts=None, timeout_s=None,
-                 expires_s=None, key=None, delay_s=0, at=None):
+                 expires_s=None, key=None, delay_s=0, at=None, latest=False):
         self.type, self.payload, self.id, self.priority = type, payload, id, priority
         self.max_attempts, self.timeout_s, self.expires_s = max_attempts, timeout_s, expires_s
-        self.key, self.delay_s, self.at = key, delay_s, at
+        self.key, self.delay_s, self.at, self.latest = key, delay_s, at, latest
 
 
 class Entry:

@@ -71,7 +71,7 @@ class Record:
     """
 
     __slots__ = ("raw", "id", "type", "priority", "max_attempts", "timeout_s", "expires_s", "key", "created_at", "available_at",
-                 "attempts", "was_dead", "version")
+                 "attempts", "was_dead", "version", "is_latest")
 
     @property
     def payload(self):
@@ -86,7 +86,7 @@ class Record:
 
 def check_payload(data, limit_bytes):
     """`data` (bytes) as the one-line JSON text it may be stored as; BadJob says what is wrong with it."""
-    text = one_line(_decode(data))
+    text = _decode(data).strip(BLANKS)
     if len(text.encode()) > limit_bytes:
         raise BadJob("enqueue", "payload", "%d bytes, more than MAX_PAYLOAD_KB=%d allows" % (len(data), limit_bytes // 1024))
     if not text:
@@ -94,7 +94,7 @@ def check_payload(data, limit_bytes):
     check_shape(text)
     if _value_end(text, 0) != len(text):
         raise BadJob("enqueue", "payload", "not JSON: something follows the value")
-    return text
+    return one_line(text)  # after the checks: a line break inside a string is no JSON
 
 
 def one_line(text):
@@ -131,6 +131,8 @@ def encode(job, seq, due):
             parts.append('"%s":%d' % (field, getattr(job, field)))
     if job.key is not None:
         parts.append('"key":"%s"' % job.key)
+        if job.latest:
+            parts.append('"latest":true')
     if due:
         parts.append('"available_at":%d' % due)
     parts.append('"payload":%s}\n' % job.payload.decode())
@@ -149,6 +151,13 @@ def encode_dead(record, entry, attempts, last_error, failed_at):
     return ("{%s}\n" % ",".join("%s:%s" % (quote(key), value) for key, value in raw.items())).encode()
 
 
+def encode_whole(record, entry):
+    """The record as it was read, with the id and type of `entry`, the payload last and untouched."""
+    raw = dict(record.raw, id=quote(entry.id), type=quote(entry.type))
+    payload = raw.pop("payload", "{}")
+    return ("{%s,\"payload\":%s}\n" % (",".join("%s:%s" % (quote(key), value) for key, value in raw.items()), payload)).encode()
+
+
 def decode(data, limit_bytes):
     """The Record that `data` holds; BadJob says why it is none. A record without its final newline is torn."""
     if data[-1:] != b"\n":
@@ -158,7 +167,7 @@ def decode(data, limit_bytes):
 
 def decode_text(text, limit_bytes):
     """As `decode`, for one object that needs no end mark (a line of a batch)."""
-    check_shape(text)
+    check_shape(text, MAX_NESTING + 1)  # the payload's, inside the record
     record = Record()
     record.raw = _fields(text)
     if record.raw.get("v", "1") != "1":
@@ -175,6 +184,7 @@ def decode_text(text, limit_bytes):
     record.attempts = _number(record.raw, "attempts", 0, 9999)
     record.was_dead = bool(record.attempts) or "failed_at" in record.raw
     record.key = _key(record.raw)
+    record.is_latest = record.raw.get("latest") == "true"
     if len(record.raw.get("payload", "{}").encode()) > limit_bytes:
         raise BadJob("read", "payload", "more than MAX_PAYLOAD_KB=%d allows" % (limit_bytes // 1024))
     return record
@@ -185,12 +195,12 @@ def to_job(record):
     return Job(record.type, record.payload, id=record.id,
                priority=DEFAULT_PRIORITY if record.priority is None else record.priority,
                max_attempts=record.max_attempts, timeout_s=record.timeout_s, expires_s=record.expires_s,
-               key=record.key, at=record.available_at or None)
+               key=record.key, at=record.available_at or None, latest=record.is_latest)
 
 
-def check_shape(text):
-    """Nesting at most 64, no lone surrogate: what the scanner does not check."""
-    if text.count("[") + text.count("{") > MAX_NESTING and _depth(text) > MAX_NESTING:
+def check_shape(text, nesting=MAX_NESTING):
+    """Nesting bounded, no lone surrogate: what the scanner does not check."""
+    if text.count("[") + text.count("{") > nesting and _depth(text) > nesting:
         raise BadJob("read", "record", "nested deeper than %d" % MAX_NESTING)
     if "\\ud" in text or "\\uD" in text:
         _check_surrogates(text)
@@ -241,7 +251,9 @@ def _value_end(text, start):
         why = "no value at character %d" % start
     except RecursionError:
         why = "nested too deep"
-    except (ValueError, SystemError, MemoryError) as error:  # 3.10 and 3.11 raise SystemError on some bad input
+    except SystemError:  # 3.11 raises it on some bad input
+        why = "a value at character %d does not end" % start
+    except (ValueError, MemoryError) as error:
         why = str(error)
     raise BadJob("read", "record", "not JSON: %s" % why)
 
@@ -279,8 +291,8 @@ def _read_key(text, at):
         raise BadJob("read", "record", "not JSON: no key at character %d" % at)
     try:
         key, at = _scanstring(text, at + 1, True)
-    except ValueError as error:
-        raise BadJob("read", "record", "not JSON: %s" % error) from None
+    except (ValueError, SystemError):  # 3.11 raises SystemError on some bad input
+        raise BadJob("read", "record", "not JSON: a key at character %d does not end" % at) from None
     at = _skip(text, at)
     if text[at:at + 1] != ":":
         raise BadJob("read", "record", "not JSON: no ':' at character %d" % at)

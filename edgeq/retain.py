@@ -28,7 +28,7 @@ def sweep_run(run, claimed):
             pid, _, start = name.partition(".")[0].partition("-")
             if not (pid.isdigit() and start.isdigit() and is_alive(int(pid), int(start))):
                 disk.forget("%s/%s" % (path, name))
-    for folder in ("leases", "ctl"):
+    for folder in ("leases", "ctl", "cancel"):
         path = "%s/%s" % (run, folder)
         for token in posix.listdir(path):
             parts = token.rstrip("~").split("-")

@@ -4,6 +4,9 @@ Intake is refused early, while there is still room to settle what was accepted: 
 MAX_JOBS or SPOOL_MAX_KB; accepted again only when a tenth more than the limit is free, so that it does not flap. The worker
 publishes the verdict in `R/space` for the shell wrapper, which has no `stat` and no `df -i`.
 
+UBIFS counts free space as if nothing compressed and may report less than there is; it has no inodes to run out of. The limits
+are of what is reported: lower MIN_FREE_KB there; `edgeq check` tells what was seen.
+
 Also here: what the spool lies on (`find_mount`): a spool in RAM is not durable (B43), one on a mount point whose partition
 is not there yet must not be written (B44).
 """
@@ -11,7 +14,8 @@ is not there yet must not be written (B44).
 import posix
 
 from edgeq import disk as seam
-from edgeq.lease import start_time
+from edgeq.lease import is_alive, start_time
+from edgeq.log import escape
 
 BALLAST = "ballast"
 BLOCK = 4096
@@ -43,20 +47,36 @@ class Guard:
             self.full = "inodes: %d free, MIN_FREE_INODES=%d" % (self.free_inodes, config.min_free_inodes)
         elif jobs_n >= config.max_jobs / slack and (self.full or jobs_n >= config.max_jobs):
             self.full = "jobs: %d waiting, MAX_JOBS=%d" % (jobs_n, config.max_jobs)
-        elif config.spool_max_kb and self.used_kb() > config.spool_max_kb / slack:
-            self.full = "SPOOL_MAX_KB: %d KiB used, SPOOL_MAX_KB=%d" % (self.used_kb(), config.spool_max_kb)
+        elif config.spool_max_kb and (used_kb := self.used_kb()) > config.spool_max_kb / slack:
+            self.full = "SPOOL_MAX_KB: %d KiB used, SPOOL_MAX_KB=%d" % (used_kb, config.spool_max_kb)
         else:
             self.full = ""
         return self.full
 
+    def ask(self, jobs_n):
+        """For a producer: what a living worker says of itself (`R/space`: it has the hysteresis), else our own judgement."""
+        return self.published() or self.judge(jobs_n)
+
+    def published(self):
+        """Why a living worker refuses intake, "" when none does."""
+        try:
+            word, pid, start, *why = seam.read_text(self.run + "/space").rstrip("\n").split(" ", 3)
+            if word == "full" and is_alive(int(pid), int(start)):
+                return escape(why[0] if why else "the worker says so", 200)
+        except (OSError, ValueError):
+            pass  # none, or half of one
+        return ""
+
     def used_kb(self):
-        """KiB that the spool's files take, counted in blocks."""
+        """KiB that the store's files take, a database among them, counted in blocks; the ballast is no job's."""
         total = 0
         for folder in list(self.disk.names(self.root)):
             try:
                 for name in self.disk.names(self.root + "/" + folder):
                     total += self.disk.lstat("%s/%s/%s" % (self.root, folder, name)).st_blocks
-            except (NotADirectoryError, FileNotFoundError):
+            except NotADirectoryError:
+                total += 0 if folder == BALLAST else self.disk.lstat("%s/%s" % (self.root, folder)).st_blocks
+            except FileNotFoundError:
                 continue
         return total // 2
 

@@ -18,21 +18,25 @@ from select import POLLIN, poll as make_poll
 
 from edgeq import config as configuration
 from edgeq import disk as seam
-from edgeq.errors import BadConfig, EdgeqError, LeaseLost, OK, TRY_LATER, NO_ROOM, IO_ERROR
-from edgeq.execute import CannotStart, Executor, Shortage, end_survivors
+from edgeq.errors import BadConfig, BadPassword, EdgeqError, LeaseLost, OK, TRY_LATER, NO_ROOM, IO_ERROR
+from edgeq.execute import Executor
 from edgeq.gate import Gate
 from edgeq.job import Ack, Bury, Drop, FAILED, GiveBack, Hold, INCOMING, PROCESSING, Retry
 from edgeq.lease import start_time
 from edgeq.log import escape
 from edgeq.policy import after_death, decide
-from edgeq.reap import reap
+from edgeq.reap import end_survivors, reap
 from edgeq.report import Status, Tally, merge, read_tallies
 from edgeq.retain import retain, sweep_run
 from edgeq.space import Guard, find_mount, is_mounted
+from edgeq.spawn import CannotStart, Shortage
+from edgeq.store.base import Counts, PER_PASS
 
 KILL_AFTER_S = 2  # between TERM and KILL of handlers that outlived the grace of a stop
+SURPLUS_GAP_S = 0.5  # between two passes of prune while there is more to remove
 REPORT_GAP_S = 0.25  # /run/status is written at most so often while busy
-DOWN_FIRST_S, DOWN_MAX_S = 1, 30
+DOWN_FIRST_S = 1
+LINGER_MIN_S = 1.1  # the guard compares times of change in whole seconds, see _write_next_due
 ONCE_TRIES = 3  # how often `work --once` meets a store that is down before it says so
 
 
@@ -60,8 +64,10 @@ class Worker:
         self._kill_at, self._leave_by = None, 0.0
         self._safety_at = self._beat_at = self._report_at = self._status_at = 0.0
         self._idle_since = None
+        self._looked_ns = 0  # incoming/'s time of change, as of the last look
         self._is_changed = True
-        self._was_blocked = False
+        self._was_blocked = self._was_poked = self._is_freed = False
+        self._counts = Counts()
 
     # --- life ------------------------------------------------------------------------------------------
 
@@ -84,6 +90,7 @@ class Worker:
         now = self.clock.read()
         self._heed_signals(now)
         self._collect(now)
+        self._heed_cancels(now)
         self.executor.tick(now)
         self._keep_alive(now)
         self._settle_again(now)
@@ -91,6 +98,8 @@ class Worker:
         if now.boot >= self._safety_at:
             self._safety_scan(now)
         is_asleep = self._fill_slots(now)
+        if is_asleep:
+            self._flush_if_due(now, is_asleep)
         if self._is_finished(now, is_asleep):
             return True
         if self._is_changed and now.boot >= self._status_at:
@@ -110,7 +119,7 @@ class Worker:
             return not self.store.is_unsure(now)
         if self._idle_since is None:
             self._idle_since = now.boot
-        return bool(self.config.linger_s) and now.boot - self._idle_since >= self.config.linger_s
+        return bool(self.config.linger_s) and now.boot - self._idle_since >= self._linger_s()
 
     def _leave(self):
         """The exit code. A stop is clean when everything was put back and flushed; lingering out leaves the mark (P4)."""
@@ -127,10 +136,19 @@ class Worker:
             return TRY_LATER if self._was_blocked else OK
         return OK
 
+    def _linger_s(self):
+        return max(self.config.linger_s, LINGER_MIN_S)
+
     def _write_next_due(self, now):
-        """What the guard needs to start us again in time: `R/due`, a boot-clock second, 0 for never."""
+        """What the guard needs to start us again in time: `R/due`, a boot-clock second, 0 for never.
+
+        RACE: a producer that comes after our FIFO went and before the guard's is there pokes nobody. So `due` carries
+        the time of change that incoming/ had at our last look: the guard looks whether it is still the same.
+        """
         dues = [at for at in (self.store.next_due(now), self.gate.next_change(now)) if at is not None]
-        seam.write_run(self.run_path + "/due", b"%d\n" % (min(dues) + 1 if dues else 0), 0o644)
+        path = self.run_path + "/due"
+        seam.write_run(path, b"%d\n" % (min(dues) + 1 if dues else 0), 0o644)
+        posix.utime(path, ns=(self._looked_ns, self._looked_ns))
 
     # --- waking and sleeping -----------------------------------------------------------------------------
 
@@ -189,7 +207,7 @@ class Worker:
                 self.executor.pump(fd)
         if is_poked:
             seam.forget(self.fifo + ".asleep")
-            self._is_changed = True
+            self._is_changed = self._was_poked = True
             self._idle_since = None
 
     def _next_instant(self, now):
@@ -203,10 +221,12 @@ class Worker:
         elif self._has_slot() and not self._is_stopping and not self._unsettled:
             instants.append(self.store.next_due(now))
             instants.append(self.gate.next_change(now))
+            if self.store.look_every_s:
+                instants.append(now.boot + self.store.look_every_s)
         if self._is_changed:
             instants.append(self._status_at)
         if self.config.linger_s and self._idle_since is not None:
-            instants.append(self._idle_since + self.config.linger_s)
+            instants.append(self._idle_since + self._linger_s())
         return min(instant for instant in instants if instant is not None)
 
     def _heed_signals(self, now):
@@ -238,6 +258,23 @@ class Worker:
         self.gate.reload()
         self.log.info("reloaded", file=self.config.path)
 
+    def _heed_cancels(self, now):
+        """`cancel --running` left the claim's token in R/cancel/ and poked us: end its handler. The file goes when that is over."""
+        if not self._was_poked or not self.executor.running:
+            return
+        self._was_poked = False
+        try:
+            wanted = set(posix.listdir(self.run_path + "/cancel"))
+        except OSError:
+            return  # /run was emptied: the safety scan makes it again
+        for slot in list(self.executor.running.values()) if wanted else ():
+            if slot.lease.token in wanted and self.executor.cancel(slot.lease.entry.id, now):
+                self.log.info("cancelling", id=slot.lease.entry.id, type=slot.lease.entry.type)
+                wanted.discard(slot.lease.token)
+        for token in wanted:
+            if "-%s-" % self.name in token:  # it ended by itself, or long ago
+                seam.forget("%s/cancel/%s" % (self.run_path, token))
+
     # --- claim and execute ----------------------------------------------------------------------------------
 
     def _has_slot(self):
@@ -253,11 +290,13 @@ class Worker:
         is_fresh = False
         try:
             while self._has_slot():
-                lease = self.store.claim(now, lambda type: self.gate.may_run(type, now), self.config.lease_s, is_fresh)
+                is_stale, self._is_freed = is_fresh or self._is_freed, False
+                lease = self.store.claim(now, lambda type: self.gate.may_run(type, now), self.config.lease_s, is_stale)
                 if lease:
                     self._start_guarded(lease, now)
                     if self._unsettled or now.boot < self._down_until:
                         return False
+                    self._recovered()
                     continue
                 if self.store.adopt(now):
                     continue
@@ -266,17 +305,22 @@ class Worker:
                     self._was_blocked = bool(self.store.blocked)
                     return True
                 self._say_asleep()  # before the last look: whoever comes after it sees the sign
+                self._looked_ns = _changed_ns(self.config.spool_path + "/incoming")
                 is_fresh = True
         except (OSError, EdgeqError) as error:
             self._go_down(now, error)
         return False
 
     def _start_guarded(self, lease, now):
-        """One job's bug must not stop the others: its type is held, the line says what to report."""
+        """One job's bug must not stop the others: its type is held, the line says what to report.
+
+        Our own disk's trouble between claim and start puts the job back, uncharged.
+        """
         try:
             self._start(lease, now)
-        except (OSError, EdgeqError):
-            raise
+        except (OSError, EdgeqError) as error:
+            self._settle(lease, Hold("", str(error)), None, now)
+            self._go_down(now, error)
         except Exception as error:
             self._settle(lease, Hold("held", "edgeq bug: %s: %s" % (type(error).__name__, error)), None, now)
 
@@ -331,6 +375,8 @@ class Worker:
             self._is_changed = True
             self.gate.ended(lease.entry.type)
             settings = self.gate.settings(lease.entry.type)
+            if settings.concurrency and lease.entry.type in self.store.blocked:
+                self._is_freed = True  # what waits of it was passed over in the last listing, and may be first in line
             verdict = decide(lease.entry.attempts, lease.record.max_attempts or settings.max_attempts, outcome, settings,
                              self.config.jitter, _draw)
             self._settle(lease, verdict, outcome, now)
@@ -375,6 +421,7 @@ class Worker:
             self.log.info("given back", id=entry.id, type=type, why=verdict.why)
         elif isinstance(verdict, Drop):
             self.store.drop(lease, verdict.why, now)
+            seam.forget("%s/cancel/%s" % (self.run_path, lease.token))  # says so: it is gone for good
             self.log.info("cancelled", id=entry.id, type=type)
         if isinstance(verdict, (Ack, Retry)) and self.gate.settings(type).sync_jobs == 1:
             self.store.flush(now)
@@ -389,8 +436,7 @@ class Worker:
         try:
             if self.store.is_broken:
                 self.store.reopen(now)
-                self.log.info("reopened", store=self.store.root)
-                self._recovered()
+                self.log.info("reopened", store=self.store.root)  # well again only when a claim or a look succeeds (B17)
         except (OSError, EdgeqError) as error:
             self._go_down(now, error)
             return
@@ -401,11 +447,15 @@ class Worker:
                 self._unsettled += waiting[at + 1:]
                 return
 
-    def _flush_if_due(self, now):
+    def _is_drained(self, now):
+        """Everything is paused: what was done is made safe at once, somebody may be waiting for it (OTA)."""
+        return self.store.pauses.is_paused("", now)
+
+    def _flush_if_due(self, now, is_asleep=False):
         due_at = self.store.flush_due_at()
         if self.store.is_broken or now.boot < self._down_until or due_at is None:
             return
-        if now.boot >= due_at or self._is_stopping and not self.executor.running:
+        if now.boot >= due_at or not self.executor.running and (self._is_stopping or is_asleep and self._is_drained(now)):
             try:
                 self.store.flush(now)
             except (OSError, EdgeqError) as error:
@@ -414,10 +464,12 @@ class Worker:
     # --- trouble with our own disk ------------------------------------------------------------------------------
 
     def _go_down(self, now, error):
-        """Pause, longer each time; said once, then once a minute (the log counts repeats)."""
+        """Pause, longer each time; said once, then once a minute (the log counts repeats). A refused password ends the worker."""
+        if isinstance(error, BadPassword) and not self.executor.running:
+            raise error
         self._down_n += 1
-        self._down_wait_s = min(max(self._down_wait_s * 2, DOWN_FIRST_S), DOWN_MAX_S)
-        self._down_until = now.boot + self._down_wait_s
+        self._down_wait_s = min(max(self._down_wait_s * 2, DOWN_FIRST_S), self.store.down_max_s)
+        self._down_until = now.boot + self._down_wait_s * (1 - self.store.down_jitter * _draw())
         self._down_why = str(error)
         self._is_changed = True
         self.tally.note_error(escape(self._down_why), now.boot)
@@ -428,7 +480,7 @@ class Worker:
             raise error if isinstance(error, (OSError, EdgeqError)) else EdgeqError("work", self.store.root, error)
 
     def _recovered(self):
-        if self._down_n:
+        if self._down_n or self._down_why:
             self._down_n, self._down_wait_s, self._down_why = 0, 0.0, ""
             self._is_changed = True
 
@@ -439,13 +491,15 @@ class Worker:
         self._is_changed = True
         try:
             self._restore_run()
+            self._was_poked = True  # a cancel whose poke was lost
             if not self.elected.is_ours():
                 self.elected.drop()
                 self.elected.take(wait=False)
             self.tally.is_elected = self.elected.fd >= 0
             if self.tally.is_elected and not self.store.is_broken and now.boot >= self._down_until:
                 self._reap(now)
-                retain(self.store, now, self.log)
+                if retain(self.store, now, self.log) >= PER_PASS:  # there may be more: what is bounded is bounded soon
+                    self._safety_at = min(self._safety_at, now.boot + SURPLUS_GAP_S)
                 sweep_run(self.run_path, {entry.token for entry in self.store.entries(PROCESSING)})
                 self.guard.load_ballast()
         except (OSError, EdgeqError) as error:
@@ -453,7 +507,7 @@ class Worker:
         if self.tally.is_elected and self.config.report_s and now.boot >= self._report_at:
             self._report_at = now.boot + self.config.report_s
             self._write_status(now)
-            self.log.info("status", line=self._status_line)
+            self.log.info("status " + self._status_line)
 
     def _restore_run(self):
         """Somebody emptied /run: make it again (B45)."""
@@ -482,13 +536,13 @@ class Worker:
 
     def _write_status(self, now, worker="up"):
         """R/status, R/space and our tally: RAM only. The counts are the last listing's, moved by what we did since."""
-        self._is_changed = False
         self._status_at = now.boot + max(REPORT_GAP_S, self.store.gauges().names_n / 10_000)
         try:
             self._tell(now)
             status = self._make_status(now, worker)
             seam.write_run(self.run_path + "/status", status.run_line().encode("ascii", "replace"), 0o644)
             self.guard.publish()
+            self._is_changed = False
         except OSError as error:
             self.log.warning("status", error=error.strerror)
 
@@ -502,7 +556,11 @@ class Worker:
     def _make_status(self, now, worker):
         status, store = Status(), self.store
         status.boot_id, status.scan_s, status.worker = self.clock.boot_id, self.config.safety_scan_s, worker
-        counts = store.counts(now, lambda type: self.gate.may_run(type, now))
+        try:
+            self._counts = store.counts(now, lambda type: self.gate.may_run(type, now))
+        except (OSError, EdgeqError) as error:  # it cannot see its jobs: the last counts, and the trouble is told (B09)
+            self._down_why = self._down_why or str(error)
+        counts = self._counts
         held = {type: n for type, n in store.blocked.items() if self.gate.is_held(type, now)}
         status.held = sum(n[INCOMING] + n[FAILED] for n in held.values())
         status.ready = counts.ready - sum(n[INCOMING] for n in held.values())
@@ -514,6 +572,8 @@ class Worker:
         merge(status, read_tallies(self.run_path))
         if not status.last_error and self._down_why:
             status.last_error = escape(self._down_why)
+        if not status.last_error:
+            status.last_error = escape(store.notice())
         self.guard.judge(counts.ready + counts.delayed + counts.failed)
         status.judge(self.guard.full, bool(self._down_why) or store.is_broken, self.guard.has_ballast())
         self._status_line = status.line(self.config.queue, now, len(store.pauses.all(now)), self.guard.free_kb)
@@ -525,6 +585,14 @@ def _in_ram(path):
         return find_mount(path)[2]
     except OSError:
         return False
+
+
+def _changed_ns(folder):
+    """When a name in `folder` last came or went; 0 for a store without such a folder."""
+    try:
+        return posix.stat(folder).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _draw():
