@@ -23,3 +23,10 @@ __version__ = "0.1.0"
 
 # Unix seconds. A wall clock earlier than this program is wrong (P8). The wrapper holds the same number.
 BUILD_DATE = 1780272000
+
+
+def __getattr__(name):
+    """`from edgeq import open_store, Worker` for Python programs on servers; loaded when asked for."""
+    if name in ("open_store", "Worker"):
+        return getattr(__import__("edgeq.api", None, None, [name]), name)
+    raise AttributeError(name)

@@ -9,25 +9,30 @@ import sys
 from edgeq import config as configuration
 from edgeq.clock import open_clock
 from edgeq.cli.options import parse, suggest
-from edgeq.errors import BadUsage, EdgeqError, IO_ERROR, OK, USAGE, from_os
+from edgeq.errors import BadUsage, EdgeqError, NotFound, IO_ERROR, OK, USAGE, from_os
+from edgeq.job import is_word
 from edgeq.log import Log, say
 
 SOFTWARE = 70  # EX_SOFTWARE: a bug of ours
 
 VERBS = {  # verb: (module, arguments and options, one line)
-    "enqueue": ("enqueue", "TYPE [JSON | - | --text S | --file F] [options] | --batch", "queue a job; prints its id"),
-    "status": ("status", "[-v | --json | --prom] [--all]", "one line: is it healthy (0), degraded (1), broken (2)"),
+    "enqueue": ("enqueue", "TYPE [JSON | - | --text S | --file F] [options]", "queue a job; prints its id"),
+    "status": ("status", "[-v | --json | --prom [--output FILE]] [--all]", "one line: is it healthy (0), degraded (1), broken (2)"),
     "pause": ("operate", "[TYPE] [--for SECONDS | --for ever]", "start nothing, or no TYPE, for 1 h"),
     "resume": ("operate", "[TYPE]", "end a pause; let held types try again"),
-    "wait": ("operate", "ID... [--timeout SECONDS]", "until all are done (0), one is not to be (1), or time is up (75)"),
-    "drain": ("operate", "[--timeout SECONDS]", "pause everything and wait until nothing runs: safe to update"),
-    "work": ("work", "[--once] [--concurrency N]", "the worker"),
-    "ls": ("jobs", "[STATE] [--type T]", "jobs in STATE: ready delayed running failed dlq incoming processing corrupt done"),
+    "wait": ("operate", "ID... [--timeout SECONDS]", "until all are done (0), one will not be (1), or time is up (75)"),
+    "drain": ("stop", "[--timeout SECONDS]", "pause everything, wait until nothing runs: safe to update"),
+    "work": ("work", "[--once | --preflight] [--concurrency N]", "the worker"),
+    "ls": ("jobs", "[STATE] [--type T]", "one line a job; STATE: ready delayed running dead, a folder's name"),
     "show": ("jobs", "ID", "the record of a job"),
     "why": ("jobs", "ID", "one line: where it is, what happened, what comes next"),
     "kick": ("operate", "ID... | --all [--type T]", "put dead letters back"),
-    "cancel": ("operate", "ID", "remove a job that does not run"),
+    "cancel": ("stop", "[--running] ID", "remove a job; --running: end it first"),
     "purge": ("operate", "STATE | all [--force]", "empty dlq, corrupt, done (the rest with --force)"),
+    "top": ("top", "[--interval SECONDS]", "live view for a serial console, 80x24, plain ASCII"),
+    "log": ("log", "[-f] [-n N] [--type T]", "the journal and the events as text; -f goes on"),
+    "move": ("move", "--to STORE", "carry all jobs of the configured store to another"),
+    "forward": ("forward", "--to REDIS [--once] [--jobs-per-s N] [--kb-per-s N]", "send this queue's jobs to the fleet's Redis"),
     "check": ("check", "[--repair]", "every broken promise as a sentence, then what else is wrong"),
 }
 
@@ -37,8 +42,11 @@ TEXT = """usage: edgeq [--queue Q] [--config FILE] VERB ...
 
 %s
 
-'edgeq VERB --help' says more of one. Exit codes: 0 yes, 1 no, 64 usage, 65 bad input, 69 not there,
-73 cannot create, 74 I/O error, 75 try later, 77 not permitted, 78 configuration.
+  guard    keeps one worker alive: what /etc/init.d/S85edgeq starts
+
+'edgeq VERB --help' says more of one, with examples. Exit codes: 0 yes, 1 no,
+2 broken (status), 64 usage, 65 bad input, 69 not there, 73 cannot create,
+74 I/O error, 75 try later, 77 not permitted, 78 configuration.
 """
 
 
@@ -57,6 +65,13 @@ class Context:
         from edgeq.store import open_store
         return open_store(self.config, self.clock, self.log)
 
+    def open_existing(self):
+        """The store of a verb that only looks; NotFound on a board where nothing was ever queued."""
+        store = self.open_store()
+        if not store.disk.exists(store.home):
+            raise NotFound(self.verb, store.home, "nothing was queued here yet")
+        return store
+
     def usage(self, why):
         return BadUsage(self.verb, why, "usage: edgeq %s %s" % (self.verb, VERBS[self.verb][1]))
 
@@ -67,8 +82,9 @@ class Context:
             raise OutputGone()
 
 
-def main(argv):
-    """Run `argv` (without the program's name); the exit code."""
+def main(argv=None):
+    """Run `argv` (without the program's name; default: the process's own); the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
     _fill_fds()
     try:
         return _run(list(argv))
@@ -98,15 +114,20 @@ def main(argv):
 def _run(argv):
     verb, argv, leading = _find_verb(argv)
     if verb is None:
-        say(2 if not leading.get("help") else 1, usage_text())
-        return OK if leading.get("help") else USAGE
+        if not leading.get("help"):
+            say(2, usage_text())
+            return USAGE
+        Context.out(usage_text().rstrip("\n"))
+        return OK
     module = __import__("edgeq.cli." + VERBS[verb][0], None, None, ["run"])
     options, args = parse(verb, argv, dict(module.OPTIONS.get(verb, {}), **GLOBAL_OPTIONS))
     options = dict(leading, **options)
     if options.get("help"):
-        say(1, "usage: edgeq %s %s\n\n%s\n" % (verb, VERBS[verb][1], module.HELP.get(verb, VERBS[verb][2]).strip("\n")))
+        Context.out("usage: edgeq %s %s\n\n%s" % (verb, VERBS[verb][1], module.HELP.get(verb, VERBS[verb][2]).strip("\n")))
         return OK
     path = options.get("config") or posix.environ.get(b"EDGEQ_CONF", b"").decode() or configuration.DEFAULT_PATH
+    if "queue" in options and not is_word(options["queue"]):
+        raise BadUsage(verb, "--queue", "not a queue name: letters, digits, '_' and '-'")
     config = configuration.load(path, options.get("queue"))
     clock = open_clock(posix.environ)
     log = Log(clock, "stderr", "warning")

@@ -12,20 +12,27 @@ from edgeq.store.base import ALREADY_DEAD, QUEUED
 
 OPTIONS = {"enqueue": {
     "text": "text", "file": "text", "id": "text", "delay": "whole", "at": "text", "priority": "whole", "max-attempts": "whole",
-    "timeout": "whole", "expires": "whole", "key": "text", "fast": "flag", "batch": "flag"}}
+    "timeout": "whole", "expires": "whole", "key": "text", "latest": "flag", "fast": "flag", "batch": "flag"}}
 HELP = {"enqueue": """
 Exit 0 means: a power cut now loses nothing. Prints the id.
 
   JSON              the payload; - reads it from stdin; none: {}
-  --text S          the payload is S as a JSON string; --file F: F's text (- for stdin)
+  --text S          the payload is S as a JSON string
+  --file F          the payload is F's text as a JSON string; -: stdin's
   --id ID           name it; a second enqueue of the id is the same job
-  --delay SECONDS   not before; --at T: not before Unix second or YYYY-MM-DDTHH:MM:SSZ T
+  --delay SECONDS   not before
+  --at T            not before T: Unix seconds or YYYY-MM-DDTHH:MM:SSZ
   --priority N      0 first, 9 last (5)
-  --max-attempts N  --timeout SECONDS  --expires SECONDS  --key K
+  --max-attempts N  --timeout SECONDS   instead of the type's
+  --expires SECONDS not later than this after now: removed then, and counted
+  --key K           while a job with K waits, this is that job
+  --latest          with --key: this takes the place of those that wait
   --fast            do not wait for the flash: a power cut may lose it
-  --batch           one record object a line on stdin (only "type" is required), one flush for all
+  --batch           one record object a line on stdin (only "type" is
+                    required), one flush for all
 
   edgeq enqueue send_webhook '{"url":"https://example.net/hook"}'
+  edgeq enqueue sync_config --key sync-config --latest "$(cat config.json)"
 """}
 
 
@@ -36,7 +43,10 @@ def run(context):
         return TRY_LATER
     jobs = _batch(context) if options.get("batch") else [_job(context)]
     store = context.open_store()
-    store.make_folders()
+    try:
+        store.make_folders()
+    except PermissionError:
+        pass  # a member of the group before any worker ran: incoming/ is all that is needed
     guard = Guard(store.disk, store.root, store.run, config)
     counts = store.counts(now)
     waiting_n = counts.ready + counts.delayed + counts.failed
@@ -75,7 +85,7 @@ def _job(context):
     return make_job(context.config, args[0], payload, id=options.get("id"), priority=options.get("priority"),
                     max_attempts=options.get("max-attempts"), timeout_s=options.get("timeout"),
                     expires_s=options.get("expires"), key=options.get("key"), delay_s=options.get("delay"),
-                    at=_instant(options.get("at")))
+                    at=_instant(options.get("at")), latest=options.get("latest", False))
 
 
 def _batch(context):

@@ -1,4 +1,4 @@
-"""What an operator does to jobs and queues: kick, cancel, purge, pause, resume, wait, drain."""
+"""What an operator does to jobs and queues: kick, purge, pause, resume, wait."""
 
 from select import poll
 
@@ -6,26 +6,58 @@ from edgeq import disk as seam
 from edgeq.errors import BadJob, Busy, Duplicate, NO, NotFound, OK, TRY_LATER
 from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, is_word
 from edgeq.log import say
-from edgeq.store.intake import poke
+from edgeq.store.local import poke
 from edgeq.store.pauses import DEFAULT_FOR_S
 
-OPTIONS = {"kick": {"all": "flag", "type": "text"}, "cancel": {}, "purge": {"force": "flag"},
-           "pause": {"for": "text"}, "resume": {}, "wait": {"timeout": "whole"}, "drain": {"timeout": "whole"}}
+OPTIONS = {"kick": {"all": "flag", "type": "text"}, "purge": {"force": "flag"},
+           "pause": {"for": "text"}, "resume": {}, "wait": {"timeout": "whole"}}
 HELP = {
-    "kick": "Dead letters become waiting jobs again: tries restart, EDGEQ_REDELIVERED is set.",
-    "purge": "Empty dlq, corrupt or done (the memory of processed ids, but for the newest); incoming and failed with --force.\n"
-             "'all --force' is a factory reset of the queue's jobs.",
-    "pause": "A pause ends by itself: after --for SECONDS (3600), or never with --for ever. It survives a reboot; jobs may be queued.",
-    "wait": "Exit 0: all done. 1: one is dead, cancelled or unknown. 75: --timeout is over.",
-    "drain": "Pause everything for 1 h and wait until nothing runs. Exit 0: safe to update. 75: still busy after --timeout.",
+    "kick": """
+Dead letters become waiting jobs again: tries restart, EDGEQ_REDELIVERED is set.
+Prints the ids. Exit 1: there were none.
+
+  --all            all of them; --type T: of this type only
+
+  edgeq kick job-20260720-001
+  edgeq kick --all --type send_webhook
+""",
+    "purge": """
+Empty dlq, corrupt or done (the memory of processed ids); incoming and failed
+with --force. 'all --force' is a factory reset of the queue's jobs: waiting ones
+first, the journal last, so that a power cut at any point leaves whole jobs and
+no id that runs twice. Refused (75) while something runs.
+
+  edgeq purge dlq
+  edgeq drain && edgeq purge all --force && edgeq resume
+""",
+    "pause": """
+Start nothing, or no job of TYPE. A pause ends by itself after --for SECONDS
+(3600), never with --for ever. It survives a reboot. Jobs may be queued; what
+runs goes on.
+
+  edgeq pause
+  edgeq pause send_webhook --for 600
+""",
+    "resume": """
+End the pause of everything, or of TYPE; let held and offline types try again
+at once. Exit 1: nothing was paused or held.
+
+  edgeq resume
+  edgeq resume send_webhook
+""",
+    "wait": """
+Exit 0: all are done. 1: one is dead, cancelled or unknown. 75: --timeout is
+over.
+
+  edgeq wait --timeout 60 "$(edgeq enqueue archive_log '"/var/log/messages"')"
+""",
 }
-LOOK_MS = 200  # how often `wait` and `drain` look: both are rare, and end by themselves
+LOOK_MS = 200  # how often `wait` looks
 PURGEABLE, FORCED = (DLQ, CORRUPT, DONE), (INCOMING, FAILED)
 
 
 def run(context):
-    return {"kick": _kick, "cancel": _cancel, "purge": _purge, "pause": _pause, "resume": _resume, "wait": _wait,
-            "drain": _drain}[context.verb](context)
+    return {"kick": _kick, "purge": _purge, "pause": _pause, "resume": _resume, "wait": _wait}[context.verb](context)
 
 
 def _kick(context):
@@ -55,15 +87,6 @@ def _kick(context):
     return code if code or kicked else NO
 
 
-def _cancel(context):
-    if len(context.args) != 1:
-        raise context.usage("one ID")
-    store = context.open_store()
-    store.make_folders()
-    store.cancel(_ids(context, context.args)[0], context.clock.read())
-    return OK
-
-
 def _purge(context):
     states = context.args
     if len(states) != 1 or states[0] not in PURGEABLE + FORCED + ("all",):
@@ -75,6 +98,8 @@ def _purge(context):
     store.make_folders()
     if PROCESSING and states[0] == "all" and any(store.entries(PROCESSING)):
         raise Busy("purge", "all", "jobs are running", "'edgeq drain' first")
+    for name in _listed(store.run + "/errors") if states[0] == "all" else ():
+        seam.forget("%s/errors/%s" % (store.run, name))
     context.out("purged %d" % store.purge([state for state in (INCOMING, FAILED, DLQ, CORRUPT, DONE) if state in chosen],
                                           context.clock.read()))
     return OK
@@ -135,7 +160,8 @@ def _ids(context, args):
 def _wait(context):
     if not context.args:
         raise context.usage("ID...")
-    store, left = context.open_store(), list(_ids(context, context.args))
+    left = list(_ids(context, context.args))
+    store = context.open_existing()
     ends_at = _ends_at(context)
     while True:
         for id in list(left):
@@ -151,23 +177,6 @@ def _wait(context):
         poll().poll(LOOK_MS)
 
 
-def _drain(context):
-    if context.args:
-        raise context.usage("takes no arguments")
-    store = context.open_store()
-    store.make_folders()
-    store.pauses.set("", DEFAULT_FOR_S, context.clock.read())
-    poke(store.run, "5")
-    ends_at = _ends_at(context)
-    while any(True for _ in store._names(PROCESSING)):
-        if context.clock.read().boot >= ends_at:
-            return TRY_LATER
-        poll().poll(LOOK_MS)
-    return OK
-
-
 def _ends_at(context):
     timeout = context.options.get("timeout")
     return float("inf") if timeout is None else context.clock.read().boot + timeout
-
-

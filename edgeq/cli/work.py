@@ -8,13 +8,18 @@ from edgeq.space import is_mounted
 from edgeq.store import open_store
 from edgeq.worker import Worker
 
-OPTIONS = {"work": {"once": "flag", "concurrency": "whole"}}
+OPTIONS = {"work": {"once": "flag", "concurrency": "whole", "preflight": "flag"}}
 HELP = {"work": """
-Run jobs until told to stop. TERM lets running handlers finish within GRACE_S and
-puts the rest back; HUP reads the configuration again.
+Run jobs until told to stop. TERM lets running handlers finish within GRACE_S
+and puts the rest back; HUP reads the configuration again.
 
-  --once            leave when nothing is ready: 0 drained, 75 something ready could not run
+  --once            leave when nothing is ready: 0 drained, 75 something ready
+                    could not run
   --concurrency N   handlers at once, instead of CONCURRENCY
+  --preflight       only look whether a worker could work here, and make what
+                    is missing
+
+  edgeq work --once
 """}
 
 
@@ -26,7 +31,10 @@ def run(context):
         if not 1 <= context.options["concurrency"] <= 256:
             raise context.usage("--concurrency: 1 to 256")
         config.concurrency = context.options["concurrency"]
-    log = Log(context.clock, config.log, "info")
+    if "preflight" in context.options:
+        from edgeq.cli import preflight
+        return preflight.run(context)
+    log = Log(context.clock, config.log, "info", config.run_path + "/events")
     for key in config.unknown:
         log.warning("configuration", key=key, why="unknown here, ignored", file=config.path)
     if config.require_mount and not is_mounted(config.require_mount):
@@ -75,5 +83,3 @@ def _become(user):
     posix.setgroups(groups + [found.pw_gid])
     posix.setgid(found.pw_gid)
     posix.setuid(found.pw_uid)
-
-

@@ -4,6 +4,9 @@ from edgeq.errors import BadConfig
 
 BACKENDS = {  # scheme: module with a function open_backend(config, clock, log, disk)
     "spool": "edgeq.store.spool",
+    "sqlite": "edgeq.store.sqlite",
+    "redis": "edgeq.store.redis",
+    "rediss": "edgeq.store.redis",
 }
 
 
@@ -13,5 +16,11 @@ def open_store(config, clock, log, disk=None):
     if scheme not in BACKENDS:
         raise BadConfig("configuration", "STORE=%s" % config.store[:60], "unknown kind of store",
                         "use one of: %s" % " ".join(sorted(BACKENDS)))
-    module = __import__(BACKENDS[scheme], None, None, ["open_backend"])
+    try:
+        module = __import__(BACKENDS[scheme], None, None, ["open_backend"])
+    except ModuleNotFoundError as error:
+        if error.name != BACKENDS[scheme]:
+            raise
+        raise BadConfig("configuration", "STORE=%s:..." % scheme, "this edition has no such store",
+                        "pip install edgeq[redis], or use edgeq-redis.pyz") from None
     return module.open_backend(config, clock, log, disk)
