@@ -1,0 +1,294 @@
+"""What edgeq costs a board, next to the bare interpreter, measured in the same run.
+
+    python3 tools/footprint.py [--json] [--jobs N] [--pairs N] [--gate]
+
+start     CPU of `edgeq.pyz work --once` on an empty spool, against `python -IS -c pass`:
+          the median over pairs that ran one after the other (user + system, by wait4)
+import    the same for importing the worker and no more
+dirty     Private_Dirty of an idle worker, blocked in poll, against an interpreter
+          blocked in read: RAM that cannot be dropped. RSS counts shared text too
+growth    of dirty after N jobs
+size      the zipapp as it is, and as a squashfs root keeps it
+idle      calls that write below the spool, and wake-ups, over some safety scans
+
+Figures over their aim are marked; --gate makes them exit 1.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+
+REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PYZ = os.path.join(REPO, "dist", "edgeq.pyz")
+LIMIT_S = 300
+SCANS = 4
+KB = 1024
+
+WRITES = set("""
+    open openat openat2 creat write writev pwrite64 pwritev truncate ftruncate fallocate
+    rename renameat renameat2 unlink unlinkat mkdir mkdirat rmdir link linkat symlink symlinkat
+    chmod fchmod fchmodat chown fchown fchownat utimensat fsync fdatasync sync syncfs sync_file_range
+""".split())
+
+
+def stop(message):
+    raise SystemExit("footprint: " + message)
+
+
+def need(tool, package):
+    path = shutil.which(tool) or shutil.which(tool, path="/usr/sbin:/sbin")
+    return path or stop("no %s here: apt-get install %s" % (tool, package))
+
+
+def cpu_ms(command, environment):
+    """User and system time of one run, which must succeed."""
+    child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    said = child.stderr.read().decode()
+    child.stderr.close()
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        stop("%s: exit %d: %s" % (" ".join(command), child.returncode, said.strip()))
+    return (usage.ru_utime + usage.ru_stime) * 1000
+
+
+def pair_runs(bare, ours, environment, pairs):
+    """(median ms of bare, of ours, median of the ratios); the first pair warms up."""
+    runs = [(cpu_ms(bare, environment), cpu_ms(ours, environment)) for _ in range(pairs + 1)][1:]
+    return {"bare_ms": statistics.median(b for b, _ in runs), "ms": statistics.median(o for _, o in runs),
+            "ratio": statistics.median(o / b for b, o in runs)}
+
+
+def memory_kb(pid):
+    """{dirty, rss} in KiB."""
+    with open("/proc/%d/smaps_rollup" % pid) as f:
+        fields = dict(re.findall(r"^(\w+): +(\d+) kB", f.read(), re.M))
+    return {"dirty": int(fields["Private_Dirty"]), "rss": int(fields["Rss"])}
+
+
+def wait_for(question, what, process):
+    end = time.monotonic() + LIMIT_S
+    while not question():
+        if process.poll() is not None:
+            stop("the process ended, exit %d, before %s" % (process.returncode, what))
+        if time.monotonic() > end:
+            stop("waited %d s in vain for this: %s" % (LIMIT_S, what))
+        time.sleep(0.05)
+
+
+def sleeps(pid):
+    with open("/proc/%d/stat" % pid) as f:
+        return f.read().rpartition(")")[2].split()[0] == "S"
+
+
+class Place:
+    """A spool, a configuration and a handler that does nothing."""
+
+    def __init__(self, root, python):
+        self.root, self.python = root, python
+        self.environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "EDGEQ_PYTHON": python,
+                            "EDGEQ_CONF": os.path.join(root, "edgeq.conf")}
+        for name in ("spool", "run", "handlers"):
+            os.mkdir(os.path.join(root, name))
+        shutil.copy("/bin/true", os.path.join(root, "handlers", "noop"))
+        self.configure(SAFETY_SCAN_S=60)
+
+    def configure(self, **keys):
+        with open(self.environment["EDGEQ_CONF"], "w") as f:
+            f.write("SPOOL={0}/spool\nRUN_DIR={0}/run\nHANDLERS={0}/handlers\nLOG=stderr\nMIN_FREE_KB=16\n".format(self.root))
+            f.writelines("%s=%s\n" % pair for pair in keys.items())
+
+    def command(self, *words):
+        return ["/bin/sh", PYZ, *words]
+
+    def start_worker(self):
+        with open(os.path.join(self.root, "log"), "a") as log:
+            worker = subprocess.Popen(self.command("work"), env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self.wait_idle(worker)
+        return worker
+
+    def wait_idle(self, worker):
+        """Until the worker sleeps in its poll, having said so."""
+        wake = os.path.join(self.root, "run/default/wake")
+        wait_for(lambda: os.path.isdir(wake) and any(n.endswith(".asleep") for n in os.listdir(wake)) and sleeps(worker.pid),
+                 "the worker sleeps", worker)
+
+    def stop_worker(self, worker):
+        worker.send_signal(signal.SIGTERM)
+        if worker.wait(LIMIT_S):
+            stop("the worker ended with exit %d" % worker.returncode)
+
+    def enqueue(self, n):
+        lines = b'{"type":"noop"}\n' * n
+        child = subprocess.run(self.command("enqueue", "--batch"), env=self.environment, input=lines, capture_output=True)
+        if child.returncode:
+            stop("enqueue --batch: exit %d: %s" % (child.returncode, child.stderr.decode().strip()))
+
+    def done(self):
+        line = subprocess.run(self.command("status"), env=self.environment, capture_output=True, text=True).stdout
+        return int((re.search(r" done=(\d+)", line) or [0, 0])[1])
+
+
+def measure_start(place, pairs):
+    bare = [place.python, "-IS", "-c", "pass"]
+    imported = [place.python, "-IS", "-c", "import sys; sys.path.insert(0, sys.argv[1]); import edgeq.worker", PYZ]
+    cpu_ms(place.command("work", "--once"), place.environment)          # lays out the spool
+    return {"start": pair_runs(bare, place.command("work", "--once"), place.environment, pairs),
+            "import": pair_runs(bare, imported, place.environment, pairs)}
+
+
+def measure_bare_memory(place):
+    child = subprocess.Popen([place.python, "-IS", "-c", "import posix; posix.write(1, b'x'); posix.read(0, 1)"],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with child:
+        child.stdout.read(1)
+        wait_for(lambda: sleeps(child.pid), "the interpreter sleeps", child)
+        return memory_kb(child.pid)
+
+
+def measure_memory(place, jobs):
+    bare = measure_bare_memory(place)
+    worker = place.start_worker()
+    idle = memory_kb(worker.pid)
+    figures = {"bare": bare, "idle": idle, "over_bare_kb": idle["dirty"] - bare["dirty"]}
+    if jobs:
+        before, begun = place.done(), time.monotonic()
+        place.enqueue(jobs)
+        wait_for(lambda: place.done() - before >= jobs, "%d jobs are done" % jobs, worker)
+        figures["jobs_per_s"] = jobs / (time.monotonic() - begun)
+        place.wait_idle(worker)
+        after = memory_kb(worker.pid)
+        figures.update(jobs=jobs, after=after, growth_kb=after["dirty"] - idle["dirty"])
+    place.stop_worker(worker)
+    return figures
+
+
+def measure_idle(place):
+    """What an idle worker does in SCANS safety scans of 1 s: calls, returns of poll, calls that write below the spool."""
+    strace = need("strace", "strace")
+    place.configure(SAFETY_SCAN_S=1)
+    worker = place.start_worker()
+    trace = os.path.join(place.root, "trace")
+    tracer = subprocess.Popen([strace, "-f", "-y", "-qq", "-o", trace, "-p", str(worker.pid)], stderr=subprocess.DEVNULL)
+    wait_for(lambda: tracer_of(worker.pid), "strace has attached", tracer)
+    time.sleep(SCANS)                                                   # the window itself, not a wait for something
+    tracer.send_signal(signal.SIGINT)
+    tracer.wait()
+    place.stop_worker(worker)
+    with open(trace) as f:
+        calls = [line.split(None, 1)[1] for line in f if "(" in line and "<detached" not in line]
+    waits = [call for call in calls if re.match(r"(p?poll|epoll_p?wait|p?select6?|restart_syscall)\(", call)]
+    writes = [call for call in calls if call.split("(")[0] in WRITES and place.root + "/spool" in call
+              and not re.search(r" = -1 E\w+ ", call)                   # a call that failed wrote nothing
+              and (not call.startswith("open") or re.search(r"O_WRONLY|O_RDWR|O_CREAT", call))]
+    return {"scans": SCANS, "calls_a_scan": len(calls) / SCANS, "wakeups_a_scan": len(waits) / SCANS,
+            "writes_below_spool": len(writes), "writes": [call.strip() for call in writes[:5]]}
+
+
+def tracer_of(pid):
+    with open("/proc/%d/status" % pid) as f:
+        return int(re.search(r"^TracerPid:\s+(\d+)", f.read(), re.M)[1])
+
+
+def measure_size(place):
+    mksquashfs = need("mksquashfs", "squashfs-tools")
+    entries = zipfile.ZipFile(PYZ).infolist()
+    sizes = {"zipapp": os.path.getsize(PYZ), "byte_code": sum(e.file_size for e in entries if e.filename.endswith(".pyc")),
+             "source": sum(e.file_size for e in entries if e.filename.endswith(".py"))}
+    folder = os.path.join(place.root, "root")
+    os.mkdir(folder)
+    shutil.copy(PYZ, folder)
+    for kind in ("xz", "gzip"):
+        image = os.path.join(place.root, kind)
+        subprocess.run([mksquashfs, folder, image, "-comp", kind, "-noappend", "-nopad", "-all-root"], check=True,
+                       stdout=subprocess.DEVNULL)
+        sizes["squashfs_" + kind] = os.path.getsize(image)
+    return sizes
+
+
+def list_modules(place):
+    """What the worker adds to the modules of the bare interpreter, ours and the standard library's."""
+    code = ("import sys; bare = set(sys.modules); sys.path.insert(0, sys.argv[1]); from edgeq.cli import main;"
+            " main(['work', '--once']); print(*sorted(set(sys.modules) - bare))")
+    names = subprocess.run([place.python, "-IS", "-c", code, PYZ], env=place.environment, check=True, capture_output=True,
+                           text=True).stdout.split()
+    ours = [name for name in names if name.split(".")[0] == "edgeq"]
+    return {"edgeq": ours, "stdlib": [name for name in names if name not in ours]}
+
+
+def measure(python, pairs, jobs):
+    if not os.path.exists(PYZ):
+        stop("no %s: make pyz" % PYZ)
+    with tempfile.TemporaryDirectory(prefix="edgeq-footprint-") as root:
+        place = Place(root, python)
+        version = subprocess.run([python, "-IS", "-V"], capture_output=True, text=True).stdout.strip()
+        return {"python": version, "machine": os.uname().machine, **measure_start(place, pairs),
+                "memory": measure_memory(place, jobs), "idle": measure_idle(place), "size": measure_size(place),
+                "modules": list_modules(place)}
+
+
+def rows(figures):
+    """(what, value, unit, aim or None)"""
+    start, memory, size, idle = figures["start"], figures["memory"], figures["size"], figures["idle"]
+    yield "start: bare", start["bare_ms"], "ms CPU", None
+    yield "start: work --once", start["ms"], "ms CPU", None
+    yield "start: ratio", start["ratio"], "x", 1.8
+    yield "import of the worker: ratio", figures["import"]["ratio"], "x", None
+    yield "dirty: bare, idle", memory["bare"]["dirty"], "KiB", None
+    yield "dirty: worker, idle", memory["idle"]["dirty"], "KiB", None
+    yield "dirty: over bare", memory["over_bare_kb"], "KiB", 600
+    yield "RSS: bare", memory["bare"]["rss"], "KiB", None
+    yield "RSS: worker", memory["idle"]["rss"], "KiB", None
+    if "jobs" in memory:
+        yield "dirty: growth after %d jobs" % memory["jobs"], memory["growth_kb"], "KiB", None
+        yield "jobs a second (incl. enqueue)", memory["jobs_per_s"], "", None
+    yield "zipapp, stored", size["zipapp"] / KB, "KB", 320
+    yield "  of which byte code", size["byte_code"] / KB, "KB", 160
+    yield "zipapp in squashfs, xz", size["squashfs_xz"] / KB, "KB", 110
+    yield "zipapp in squashfs, gzip", size["squashfs_gzip"] / KB, "KB", None
+    yield "idle: writes below the spool", idle["writes_below_spool"], "", 0
+    yield "idle: wake-ups a safety scan", idle["wakeups_a_scan"], "", 1 + 1 / idle["scans"]
+    yield "idle: system calls a safety scan", idle["calls_a_scan"], "", None
+
+
+def print_table(figures):
+    print("%s, %s" % (figures["python"], figures["machine"]))
+    for what, value, unit, aim in rows(figures):
+        number = "%d" % value if value == int(value) or value >= 1000 else "%.2f" % value if value < 20 else "%.0f" % value
+        note = "" if aim is None else "aim <= %g%s" % (aim, "" if value <= aim else "  OVER")
+        print(("  %-32s %9s %-7s %s" % (what, number, unit, note)).rstrip())
+    modules = figures["modules"]
+    print("  modules of the worker: %d of edgeq and %s" % (len(modules["edgeq"]), " ".join(modules["stdlib"]) or "no other"))
+    for call in figures["idle"]["writes"]:
+        print("  written while idle: " + call[:100])
+
+
+def main(argv):
+    parser = argparse.ArgumentParser(prog="footprint.py", description="What edgeq costs, next to the bare interpreter.")
+    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
+    parser.add_argument("--jobs", type=int, default=3000, metavar="N", help="jobs to run before dirty is read again (0: none)")
+    parser.add_argument("--pairs", type=int, default=21, metavar="N", help="paired runs for the start")
+    parser.add_argument("--python", default=os.path.realpath(sys.executable), metavar="PATH",
+                        help="the interpreter to measure with")
+    parser.add_argument("--gate", action="store_true", help="exit 1 when a figure is over its aim")
+    options = parser.parse_args(argv)
+    figures = measure(options.python, options.pairs, options.jobs)
+    if options.json:
+        print(json.dumps(figures, indent=2))
+    else:
+        print_table(figures)
+    over = [what for what, value, _, aim in rows(figures) if aim is not None and value > aim]
+    return 1 if over and options.gate else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
