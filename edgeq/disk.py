@@ -69,6 +69,7 @@ class Disk:
     sync = staticmethod(posix.sync)
     fchmod = staticmethod(posix.fchmod)
     scandir = staticmethod(posix.scandir)
+    listdir = staticmethod(posix.listdir)  # all names at once, dot-names too: for a folder that is small
     lstat = staticmethod(posix.lstat)
     fstat = staticmethod(posix.fstat)
     statvfs = staticmethod(posix.statvfs)

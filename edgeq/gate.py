@@ -15,16 +15,17 @@ from edgeq.config import load_type
 from edgeq.policy import backoff
 
 
+PAUSE_LOOK_S = 0.05  # how long "not paused" is believed before a claim; after it `is_paused` looks
 TEXT_BUSY, BUSY_S = "Text file busy", 5  # being installed just now: the last close changes no time stamp
 
 
 class _Type:
-    __slots__ = ("settings", "running_n", "until", "kind", "offline_n", "stamp")
+    __slots__ = ("settings", "running_n", "until", "kind", "offline_n", "stamp", "unpaused_until")
 
     def __init__(self, settings):
         self.settings = settings
         self.running_n = self.offline_n = 0
-        self.until = 0.0  # boot clock
+        self.until = self.unpaused_until = 0.0  # boot clock
         self.kind = ""
         self.stamp = None  # the handler's file when it was found wanting
 
@@ -56,7 +57,7 @@ class Gate:
     def why_not(self, type, now):
         """One line for a person why `type` does not run, its limit left aside; "" when it may."""
         state = self._of(type)
-        if self.pauses.is_paused(type, now):
+        if now.boot >= state.unpaused_until and self.is_paused(type, now):
             return "paused"
         if state.settings.bad:
             return "held: " + state.settings.bad
@@ -65,6 +66,12 @@ class Gate:
         if self._waits(state, type, now):
             return state.kind
         return ""
+
+    def is_paused(self, type, now):
+        """A look at the marks themselves."""
+        is_paused = self.pauses.is_paused(type, now)
+        self._of(type).unpaused_until = 0.0 if is_paused else now.boot + PAUSE_LOOK_S
+        return is_paused
 
     def started(self, type):
         self._of(type).running_n += 1

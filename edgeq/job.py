@@ -50,18 +50,24 @@ class Entry:
     """A job as stored: the fields of its name plus the state it is in.
 
     due: Unix seconds, 0 for at once; is_at: due is a point in time, not a delay. attempts: tries charged.
-    again: an earlier run may have happened (`r`). token, settling: set while claimed.
+    again: an earlier run may have happened (`r`). token, settling: set while claimed. Fields stand still: `moved` changes them.
     """
 
-    __slots__ = ("state", "priority", "seq", "due", "is_at", "attempts", "again", "type", "id", "token", "settling")
+    __slots__ = ("state", "priority", "seq", "due", "is_at", "attempts", "again", "type", "id", "token", "settling", "_name")
 
     def __init__(self, state, priority, seq, due, is_at, attempts, again, type, id, token="", settling=False):
         self.state, self.priority, self.seq, self.due, self.is_at = state, priority, seq, due, is_at
         self.attempts, self.again, self.type, self.id = attempts, again, type, id
         self.token, self.settling = token, settling
+        self._name = None
 
     @property
     def name(self):
+        if self._name is None:
+            self._name = self._spell()
+        return self._name
+
+    def _spell(self):
         return "%d.%016d.%d%s.%d%s.%s.%s.%s%s" % (
             self.priority, self.seq, self.due, "a" if self.is_at else "", self.attempts, "r" if self.again else "",
             self.type, self.id, self.token and self.token + ".", "settling" if self.settling else "json")
@@ -100,8 +106,11 @@ def parse_name(state, name):
         return None
     if parts[-1] != "json" and not (claimed and parts[-1] == "settling"):
         return None
+    if due[0] == "0" != due or att[0] == "0" != att:
+        return None
     entry = Entry(state, int(prio), int(seq), int(due), is_at, int(att), again, type, id, token, parts[-1] == "settling")
-    return entry if entry.name == name else None
+    entry._name = name
+    return entry
 
 
 def format_version(name):

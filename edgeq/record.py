@@ -24,6 +24,10 @@ LAST_INSTANT = 8_999_999_999  # SEQ_LIMIT's second
 RECORD_OVERHEAD = 4096  # bytes of a record beside its payload, generously
 BLANKS = " \t\n\r"
 KEY_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
+NUMBERS = (("priority", 0, 9), ("max_attempts", 1, MAX_ATTEMPTS_LIMIT), ("timeout_s", 1, TIMEOUT_LIMIT_S),
+           ("expires_s", 1, EXPIRES_LIMIT_S), ("created_at", 0, LAST_INSTANT), ("available_at", 0, LAST_INSTANT),
+           ("attempts", 0, 9999))
+CANONICAL = frozenset('"%s"' % field for field in ("id", "type", "key") + tuple(number[0] for number in NUMBERS))
 
 
 def _refuse(constant):
@@ -169,23 +173,18 @@ def decode_text(text, limit_bytes):
     """As `decode`, for one object that needs no end mark (a line of a batch)."""
     check_shape(text, MAX_NESTING + 1)  # the payload's, inside the record
     record = Record()
-    record.raw = _fields(text)
-    if record.raw.get("v", "1") != "1":
-        raise BadJob("read", "record", "format version %s is not known here" % record.raw["v"][:20])
+    record.raw = raw = _canonical_fields(text) or _fields(text)
+    if raw.get("v", "1") != "1":
+        raise BadJob("read", "record", "format version %s is not known here" % raw["v"][:20])
     record.version = VERSION
-    record.id = _word(record.raw, "id", False)
-    record.type = _word(record.raw, "type", True)
-    record.priority = _number(record.raw, "priority", 0, 9)
-    record.max_attempts = _number(record.raw, "max_attempts", 1, MAX_ATTEMPTS_LIMIT)
-    record.timeout_s = _number(record.raw, "timeout_s", 1, TIMEOUT_LIMIT_S)
-    record.expires_s = _number(record.raw, "expires_s", 1, EXPIRES_LIMIT_S)
-    record.created_at = _number(record.raw, "created_at", 0, LAST_INSTANT)
-    record.available_at = _number(record.raw, "available_at", 0, LAST_INSTANT)
-    record.attempts = _number(record.raw, "attempts", 0, 9999)
-    record.was_dead = bool(record.attempts) or "failed_at" in record.raw
-    record.key = _key(record.raw)
-    record.is_latest = record.raw.get("latest") == "true"
-    if len(record.raw.get("payload", "{}").encode()) > limit_bytes:
+    record.id = _word(raw, "id", False)
+    record.type = _word(raw, "type", True)
+    for field, low, high in NUMBERS:
+        setattr(record, field, _number(raw, field, low, high) if field in raw else None)
+    record.was_dead = bool(record.attempts) or "failed_at" in raw
+    record.key = _key(raw)
+    record.is_latest = raw.get("latest") == "true"
+    if len(raw.get("payload", "{}").encode()) > limit_bytes:
         raise BadJob("read", "payload", "more than MAX_PAYLOAD_KB=%d allows" % (limit_bytes // 1024))
     return record
 
@@ -256,6 +255,31 @@ def _value_end(text, start):
     except (ValueError, MemoryError) as error:
         why = str(error)
     raise BadJob("read", "record", "not JSON: %s" % why)
+
+
+def _canonical_fields(text):
+    """The same of a record as `encode` and the wrapper write it, at a quarter of the price; None for any other spelling.
+
+    Exact all the same: in front of the payload stand only words and whole numbers, so a comma is a comma.
+    """
+    head, mark, payload = text.partition(',"payload":')
+    payload = payload.removesuffix("\n")
+    if not mark or head[:1] != "{" or payload[-1:] != "}":
+        return None
+    fields, payload = {}, payload[:-1]
+    for piece in head[1:].split(","):
+        key, _, value = piece.partition(":")
+        is_word = value[:1] == '"' == value[-1:] and len(value) > 2 and KEY_CHARS.issuperset(value[1:-1])
+        if not is_word and not (value.isdigit() and value.isascii() and (value[0] != "0" or value == "0")):
+            return None
+        if key not in CANONICAL or key[1:-1] in fields:
+            return None
+        fields[key[1:-1]] = value
+    fields["payload"] = payload
+    try:
+        return fields if payload and _value_end(payload, 0) == len(payload) else None
+    except BadJob:
+        return None  # `_fields` says where
 
 
 def _fields(text):

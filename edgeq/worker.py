@@ -333,7 +333,7 @@ class Worker:
         if entry.attempts > max_attempts:
             self._settle(lease, Bury(lease.last_error or "interrupted at each of its tries"), None, now)
             return
-        if self.store.pauses.is_paused(entry.type, now):
+        if self.gate.is_paused(entry.type, now):
             # RACE: paused between look and claim. Whoever paused and saw nothing running must be right (OTA).
             self._settle(lease, Hold("", "paused"), None, now)
             return

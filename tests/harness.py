@@ -142,7 +142,7 @@ class Killed(BaseException):
     """The process died in this call."""
 
 
-READS = "scandir lstat fstat statvfs pread read".split()
+READS = "scandir listdir lstat fstat statvfs pread read".split()
 WRITES = "write pwrite rename unlink mkdir rmdir fsync fdatasync fchmod".split()
 O_WRITES = posix.O_WRONLY | posix.O_RDWR
 
@@ -206,7 +206,7 @@ class FaultyDisk(Disk):
         if self.errno is None or self.errno == 5:
             return True
         if self.errno == 24:
-            return name in ("open", "scandir")
+            return name in ("open", "scandir", "listdir")
         return is_write and name not in (("unlink", "rmdir", "fchmod") if self.errno == 28 else ("fchmod", "fsync", "fdatasync"))
 
     def _fail(self, name, call, args, kwargs):

@@ -67,9 +67,10 @@ def adopt_file(store, name, stamp, record, now):
     entry = parse_name(INCOMING, name) or entry_of_stranger(store, name, stamp, record, now)
     if entry.seq <= store._reissue_to:
         seq = store.seq.issue(now)
-        if entry.due and not entry.is_at:
-            entry.due = min(entry.due + (seq - entry.seq) // 1_000_000, records.LAST_INSTANT)
-        entry.seq = seq
+        due = entry.due
+        if due and not entry.is_at:
+            due = min(due + (seq - entry.seq) // 1_000_000, records.LAST_INSTANT)
+        entry = entry.moved(INCOMING, seq=seq, due=due)
     standing = store._standing(entry.id)
     if standing:
         store.dropped_n += 1

@@ -314,8 +314,7 @@ def _adopt_record(spool, path, record, now):
     if record.was_dead or job.at is not None and job.at <= now.wall and spool.seq.is_trusted(now):
         job.at = None  # a kick waits for nothing
     name, _ = _name_job(spool, job, now)
-    entry = parse_name(INCOMING, name)
-    entry.again = record.was_dead  # `mv dlq/ID.json incoming/` by hand is a kick
+    entry = parse_name(INCOMING, name).moved(INCOMING, again=record.was_dead)  # `mv dlq/ID.json incoming/` by hand is a kick
     try:
         spool.disk.rename(path, spool.path(entry.path))
     except FileNotFoundError:

@@ -88,6 +88,7 @@ class Journal:
         self.segment_bytes = max(SMALLEST_BYTES, min(SEGMENT_KB, keep_kb // 12 * 4) * 1024)  # whole pages, three to the limit
         self._fd = -1
         self._name = ""
+        self._status = None  # of the open segment, whose size never changes
         self._end = self._flushed_end = 0
         self.count = 0  # the number of the last line
         self.is_unsafe = False  # a flush failed: what was not safe before it must be written again, elsewhere
@@ -191,13 +192,12 @@ class Journal:
             try:
                 if self._catch_up(locked=True):
                     continue  # RACE: another process went on to a new segment; lock that one
-                status = self.disk.fstat(self._fd)
-                if not self._is_in_place(status):
+                if not self._is_in_place():
                     self.close()
                     self._open_newest(seq)
                     continue
                 data = self._numbered(lines)
-                if self._end + len(data) + len(ROLLED) > status.st_size:
+                if self._end + len(data) + len(ROLLED) > self._status.st_size:
                     self._roll(seq, data)
                     return
                 self.disk.pwrite_all(self._fd, data, self._end)
@@ -207,13 +207,13 @@ class Journal:
                 if fd == self._fd:
                     fcntl.flock(fd, fcntl.LOCK_UN)
 
-    def _is_in_place(self, status):
+    def _is_in_place(self):
         """False when done/ was emptied (B45) or something was mounted over it (B44): these lines would go nowhere."""
         try:
             found = self.disk.lstat("%s/%s" % (self.folder, self._name))
         except FileNotFoundError:
             return False
-        return (found.st_dev, found.st_ino) == (status.st_dev, status.st_ino)
+        return (found.st_dev, found.st_ino) == (self._status.st_dev, self._status.st_ino)
 
     def remember_once(self):
         if self._bits is None:
@@ -283,9 +283,6 @@ class Journal:
                 if line:
                     self._learn(line)
 
-    def _size(self):
-        return self.disk.fstat(self._fd).st_size
-
     def _open_newest(self, seq):
         names = [name for name in self.segments() if parse_segment(name)[2] == FORMAT]
         if not names or names[-1] != self.segments()[-1] or not self._join():
@@ -312,16 +309,16 @@ class Journal:
             return False
         try:
             used = self._read(name).rstrip(b"\n")
-            size = self.disk.fstat(fd).st_size
+            status = self.disk.fstat(fd)
         except OSError:  # all or nothing: a new segment with the old one's end would be written in the middle
             self.disk.close(fd)
             raise
         self.close()
-        self._fd, self._name = fd, name
+        self._fd, self._name, self._status = fd, name, status
         self.count = parse_segment(name)[1]
         for line in filter(None, map(decode_line, used.split(b"\n"))):
             self.count = max(self.count, line.n)
-        self._end = min(len(used) + 1, size) if used else 0
+        self._end = min(len(used) + 1, status.st_size) if used else 0
         self._flushed_end = -1  # unknown: the next flush really flushes
         return True
 
@@ -338,7 +335,7 @@ class Journal:
             if data[:1] == b"\n":
                 return moved
             if data and data != ROLLED:
-                rest = self.disk.pread(self._fd, self._size(), self._end).rstrip(b"\n") + b"\n"
+                rest = self.disk.pread(self._fd, self._status.st_size, self._end).rstrip(b"\n") + b"\n"
                 last = rest[rest.rfind(b"\n", 0, -1) + 1:]
                 if not locked and last != ROLLED and not decode_line(last[:-1]):
                     rest = rest[:-len(last)]
@@ -367,7 +364,7 @@ class Journal:
 
         The old one is flushed first, for every process that has lines in it: nobody looks back afterwards.
         """
-        old, old_end, old_size = self._fd, self._end, self._size()
+        old, old_end, old_size = self._fd, self._end, self._status.st_size
         self._fd = -1
         try:
             if flush_old:

@@ -342,21 +342,26 @@ class Spool(LocalStore):
         if self._has_whole_dead(entry.id):
             self.flush_folder(DLQ)
             return DLQ
-        needle, own = ".%s." % entry.id, entry.name
-        for name in self.disk.names(self.path(PROCESSING)):
-            if needle in name and name != own:
-                other = parse_name(PROCESSING, name)
-                if other and other.id == entry.id:
-                    return PROCESSING
+        if self._is_claimed_twice(entry):
+            return PROCESSING
         if lease_came_from_failed(entry) or entry.id.startswith("%016d-" % entry.seq):
             return None  # a failed job outranks waiting ones; a generated id stands in one file, and a copy meets the journal
-        for name in self.disk.names(self.path(FAILED)):
-            if needle in name:
-                other = parse_name(FAILED, name)
-                if other and other.id == entry.id:
-                    self.flush_folder(FAILED)
-                    return FAILED
+        if self._has_id(FAILED, self.disk.names(self.path(FAILED)), entry):
+            self.flush_folder(FAILED)
+            return FAILED
         return None
+
+    def _is_claimed_twice(self, entry):
+        """True when processing/ holds another claim of the id. Asked at each claim: first one look for it in all the names."""
+        names = self.disk.listdir(self.path(PROCESSING))
+        return "/".join(names).count(".%s." % entry.id) > 1 and self._has_id(PROCESSING, names, entry)
+
+    @staticmethod
+    def _has_id(folder, names, entry):
+        """True when one of the names in `folder`, not the entry's own, has its id."""
+        needle = ".%s." % entry.id
+        others = (parse_name(folder, name) for name in names if needle in name and name != entry.name)
+        return any(other and other.id == entry.id for other in others)
 
     def _flush_journal(self):
         try:
@@ -526,7 +531,7 @@ class Spool(LocalStore):
         """To a waiting name, never over another file."""
         with self.id_lock:
             if self.disk.exists(self.path(target.path)):
-                target.seq = self.seq.issue(now)
+                target = target.moved(target.state, seq=self.seq.issue(now))
             return self._move_claim(lease, target)
 
     def _drop_claim(self, lease):

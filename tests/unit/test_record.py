@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given, strategies as st
 
+from edgeq import record as records
 from edgeq.errors import BadJob
 from edgeq.job import Entry, INCOMING, Job
 from edgeq.record import check_payload, decode, encode, encode_dead, text_payload, to_job
@@ -104,3 +105,19 @@ def test_unknown_fields_survive_a_death():
 def test_a_nul_in_text_is_refused():
     with pytest.raises(BadJob):
         text_payload(b"a\0b")
+
+
+SPELLINGS = st.sampled_from([
+    '"id":"a-1"', '"id":"a b"', '"id":""', '"id":7', '"id":07', '"id":"\\u0061"', '"type":"t"', '"type":"t" ', '"created_at":5',
+    '"created_at":-1', '"priority":9', '"priority":null', '"key":"k.1"', '"key":"k,1"', '"latest":true', '"v":1', '"note":"x"',
+    '"attempts":1e3', '"timeout_s":１', '', '"payload":3'])
+PAYLOADS = st.sampled_from([
+    '{}', ' {}', '{} ', '1', '1 2', '"a,\\"payload\\":"', '{"payload":1}', '[1,]', '', 'NaN', '{"a":1},"payload":2', '{"a":1}}'])
+
+
+@given(st.lists(SPELLINGS, max_size=4), PAYLOADS, st.sampled_from(["}\n", "}", "} \n", "}\n\n", "\n"]))
+def test_the_short_way_reads_what_the_long_one_reads(fields, payload, end):
+    text = "{" + ",".join(fields + ['"payload":' + payload]) + end
+    short = records._canonical_fields(text)
+    if short is not None:
+        assert short == records._fields(text)
