@@ -30,26 +30,26 @@ def prune_leftovers(store, now):
 
 
 def _prune_folder(spool, folder, keep, keep_kb, now):
-    """Drop the oldest beyond `keep` files, `keep_kb` KiB or KEEP_DAYS."""
-    aged = []
+    """Drop the oldest beyond `keep` files, `keep_kb` KiB or KEEP_DAYS: at most PER_PASS, and no more of them are ever in memory."""
+    oldest, n, size = [], 0, 0
     for name in spool.disk.names(spool.path(folder)):
-        if not name.endswith(".why") and not format_version(name):
-            status = _status(spool, spool.path(folder, name))
-            if status:
-                aged.append((status.st_mtime, status.st_size, name))
-    aged.sort(reverse=True)
-    kept_bytes, surplus = 0, []
-    limit_s = spool.config.keep_days * DAY_S if spool.seq.is_trusted(now) else 0
-    for at, (mtime, size, name) in enumerate(aged):
-        kept_bytes += size
-        if at >= keep or kept_bytes > keep_kb * 1024 or (limit_s and now.wall - mtime > limit_s):
-            surplus.append(name)
-    for name in surplus[-PER_PASS:]:
+        status = None if name.endswith(".why") or format_version(name) else _status(spool, spool.path(folder, name))
+        if status:
+            n, size = n + 1, size + status.st_size
+            oldest.append((status.st_mtime, status.st_size, name))
+            if len(oldest) >= 2 * PER_PASS:
+                oldest.sort()
+                del oldest[PER_PASS:]
+    limit_s, gone = spool.config.keep_days * DAY_S if spool.seq.is_trusted(now) else 0, 0
+    for mtime, bytes, name in sorted(oldest)[:PER_PASS]:
+        if n <= keep and size <= keep_kb * 1024 and not (limit_s and now.wall - mtime > limit_s):
+            break
         _remove_tree(spool, spool.path(folder, name))
         spool._remove(spool.path(folder, name + ".why"))
+        n, size, gone = n - 1, size - bytes, gone + 1
         if folder == DLQ:
             spool.log.warning("dead letter dropped", id=name[:-5], because="DLQ_KEEP, DLQ_KEEP_KB or KEEP_DAYS")
-    return len(surplus[-PER_PASS:])
+    return gone
 
 
 def _status(spool, path):

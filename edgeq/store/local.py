@@ -209,7 +209,8 @@ class LocalStore:
         if status.st_size > limit:
             raise BadJob("read", "file", "%d bytes, more than MAX_PAYLOAD_KB=%d allows" % (
                 status.st_size, self.config.max_payload_kb))
-        return records.decode(self.disk.read_fd(fd, limit + 1), payload_limit)
+        # a buffer of the file's size: one of 64 KiB for each job would cost time and tear the heap
+        return records.decode(self.disk.read_fd(fd, min(limit, status.st_size) + 1), payload_limit)
 
     def _is_expired(self, entry, record, now):
         return bool(record.expires_s and self.seq.is_trusted(now) and self.ages.age_s(entry.seq, now) > record.expires_s)

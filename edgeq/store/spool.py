@@ -584,7 +584,7 @@ class Spool(LocalStore):
 
     def sweep_dead(self, now):
         """At start: a dead letter whose id has a journal line was kicked and done; the letter came back by a cut [M]."""
-        for name in list(self.disk.names(self.path(DLQ))):
+        for name in self.disk.names(self.path(DLQ)):
             if name.endswith(".json") and self.journal.find(name[:-5]):
                 self._flush_journal()
                 self._remove(self.path(DLQ, name))
