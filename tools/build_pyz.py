@@ -19,6 +19,13 @@ What it promises
     `python3 -IS -c ...` instead: same pid, and argv[0] stays the interpreter's
     path, which is what start-stop-daemon compares.
 
+    Python's own importer of zip archives opens the file anew for each module and asks the
+    path for each: a third of our start. So the first entry, `PACK`, is a loader that knows
+    where in this very file the byte code of each module lies and reads it there, through one
+    descriptor: a file that is replaced while a worker runs does not mix two versions. It is
+    used by the minor version that built it; the others, and modules that are source only, take
+    the way through the archive.
+
 What it leaves out
     store/redis.py and what only it needs: the device has no Redis. `--redis DIR` keeps them and bundles redis-py,
     the package's folder DIR, for dist/edgeq-redis.pyz.
@@ -85,9 +92,56 @@ if [ ! -f "$py" ] || [ ! -x "$py" ]; then
  install Python {oldest} or newer, or name it in EDGEQ_PYTHON" >&2
     exit {code}
 fi
-exec "$py" -IS -c 'import sys; sys.path.insert(0, sys.argv[1]); from edgeq_start import start; start(sys.argv[1:])' "$z" "$@"
+exec "$py" -IS -c 'import sys
+z = sys.argv[1]
+sys.path.insert(0, z)
+if sys.modules["_frozen_importlib_external"].MAGIC_NUMBER.hex() == "{magic}":
+    import marshal, posix
+    fd = posix.open(z, posix.O_RDONLY | posix.O_CLOEXEC)
+    exec(marshal.loads(posix.pread(fd, {size:7}, {offset:7})))
+from edgeq_start import start
+start(sys.argv[1:])' "$z" "$@"
 exit {code}
-""".format(oldest="%d.%d" % OLDEST, code=NO_SERVICE)
+"""
+
+# Runs in __main__ of the interpreter: z is our path, fd the file, open. The table is a line for each
+# module: name, offset and size of its code (of fixed width, so that its own size depends on no number), `p` for a package.
+PACK = """
+from _frozen_importlib import ModuleSpec
+
+
+class Pack:
+    low = []
+    while fd < 3:
+        low.append(fd)
+        fd = posix.dup(fd)
+    for spare in low:
+        posix.close(spare)
+    fd, z = fd, z
+    table = {line[0]: line[1:] for line in map(str.split, %r.splitlines())}
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name not in cls.table:
+            return None
+        spec = ModuleSpec(name, cls, origin=cls.z, is_package=len(cls.table[name]) == 3)
+        if spec.submodule_search_locations is not None:
+            spec.submodule_search_locations.append(cls.z + "/" + name.replace(".", "/"))
+        return spec
+
+    @staticmethod
+    def create_module(spec):
+        return None
+
+    @classmethod
+    def exec_module(cls, module):
+        offset, size = cls.table[module.__name__][:2]
+        exec(marshal.loads(posix.pread(cls.fd, int(size), int(offset))), module.__dict__)
+
+
+sys.meta_path.insert(0, Pack)
+"""
+PYC_HEADER, ZIP_HEADER = 16, 30
 
 # Reads and writes (length, bytes) pairs: name and source in, code out. The compiler
 # writes a line entry for each instruction; one for each run of instructions on the same
@@ -238,12 +292,49 @@ def collect(source, redis_py=None):
     return dict(entries, **collect_redis(redis_py)) if redis_py else entries
 
 
+def find_offsets(entries, at):
+    """{name: offset of its bytes} in an archive that begins at `at` and stores the entries in this order."""
+    offsets = {}
+    for name, data in entries.items():
+        offsets[name] = at + ZIP_HEADER + len(name)
+        at = offsets[name] + len(data)
+    return offsets
+
+
+def pack_table(entries, offsets):
+    """The table of PACK: our own modules that have byte code."""
+    lines = []
+    for name in entries:
+        if name.endswith(".pyc") and name.startswith(PACKAGE):
+            module, package, _ = name[:-4].replace("/", ".").partition(".__init__")
+            lines.append("%s %7d %7d%s" % (module, offsets[name] + PYC_HEADER, len(entries[name]) - PYC_HEADER,
+                                           " p" if package else ""))
+    return "\n".join(lines)
+
+
+def with_pack(entries):
+    """(shell head, entries in their order with PACK as the first).
+
+    Made three times: its size is known after the first, the offsets after the second.
+    """
+    entries = {"PACK": b"", **{name: entries[name] for name in sorted(entries)}}
+    head, offsets = "", dict.fromkeys(entries, 0)
+    for _ in range(3):
+        source = (PACK % pack_table(entries, offsets)).encode()
+        entries["PACK"] = compile_modules({"PACK": source})["PACK"]
+        head = HEAD.format(oldest="%d.%d" % OLDEST, code=NO_SERVICE, magic=importlib.util.MAGIC_NUMBER.hex(),
+                           size=len(entries["PACK"]), offset=offsets["PACK"])
+        offsets = find_offsets(entries, len(head.encode()))
+    return head.encode(), entries
+
+
 def pack(entries):
     """The file's bytes: shell head, then the archive."""
+    head, entries = with_pack(entries)
     out = io.BytesIO()
-    out.write(HEAD.encode())
+    out.write(head)
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
-        for name in sorted(entries):
+        for name in entries:
             entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
             entry.create_system = 3
             entry.external_attr = 0o100644 << 16

@@ -56,11 +56,15 @@ import sys
 def main(argv):
     import os
     os.chdir("/")
+    if argv == ["wait"]:
+        print("here", flush=True)
+        sys.stdin.readline()
     from edgeq import rare
     with open("/proc/self/cmdline", "rb") as f:
         argv0 = f.read().split(b"\\0")[0].decode()
-    print(repr({"argv": argv, "name": sys.argv[0], "argv0": argv0, "file": __file__, "isolated": sys.flags.isolated,
-                "site": "site" in sys.modules, "runpy": "runpy" in sys.modules, "rare": rare.WORD}))
+    print(repr({"argv": argv, "name": sys.argv[0], "argv0": argv0, "file": __spec__.origin, "isolated": sys.flags.isolated,
+                "site": "site" in sys.modules, "runpy": "runpy" in sys.modules, "rare": rare.WORD,
+                "ours": [p for p in map("/proc/self/fd/{}".format, range(20)) if os.path.realpath(p).endswith("edgeq.pyz")]}))
     return 7
 ''',
     "rare.py": 'WORD = "found"\n',
@@ -222,7 +226,24 @@ def test_it_runs_on_every_interpreter_under_every_shell(pyz, python, shell):
     assert (got["name"], got["argv0"]) == (str(pyz), python)
     assert (got["isolated"], got["site"], got["runpy"], got["rare"]) == (1, False, False, "found")
     built_for_it = INTERPRETERS[python] == sys.version_info[:2]
-    assert got["file"].endswith(".pyc" if built_for_it else ".py")
+    assert got["file"] == str(pyz) if built_for_it else got["file"].endswith("edgeq/cli/__init__.py")
+
+
+def test_a_file_that_is_replaced_under_a_running_one_does_not_mix_versions(tmp_path, source, pyz):
+    child = subprocess.Popen([str(pyz), "wait"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                             env={"PATH": os.environ["PATH"], "EDGEQ_PYTHON": sys.executable})
+    assert child.stdout.readline() == "here\n"
+    (source / "edgeq/rare.py").write_text("PADDING = %r\nWORD = 'new'\n" % ("x" * 5000))
+    build(pyz, source)
+    out, err = child.communicate("\n", timeout=60)
+    assert (child.returncode, err) == (7, "") and "'found'" in out
+    assert answer(run([pyz], EDGEQ_PYTHON=sys.executable))["rare"] == "new"
+
+
+def test_its_own_descriptor_is_never_a_standard_one(pyz):
+    """B57: a caller that closed one of them must not find our file in its place."""
+    got = answer(run(["/bin/sh", "-c", 'exec 0<&-; exec "$0" x', pyz], EDGEQ_PYTHON=sys.executable))
+    assert "/proc/self/fd/0" not in got["ours"] and len(got["ours"]) == 1
 
 
 @pytest.mark.parametrize("python", USABLE, ids=lambda path: "%d.%d" % INTERPRETERS[path])
