@@ -27,6 +27,7 @@ SMALLEST_BYTES = 4096
 FORMAT = "v1"
 ROLLED = b"+\n"  # says "go on in the next segment" to other processes
 NOTE_BYTES = 120
+CHUNK_BYTES = 8192
 
 
 class Line:
@@ -109,13 +110,30 @@ class Journal:
                 yield line
 
     def _pieces(self, name):
-        """What stands in a segment, piece by piece; not one list for 64 KiB of filling."""
-        data, at = self._read(name).rstrip(b"\n") + b"\n", 0
-        while at < len(data):
-            end = data.index(b"\n", at)
-            if end > at:
-                yield data[at:end]
-            at = end + 1
+        """What stands in a segment, piece by piece."""
+        for chunk in self._chunks(name):
+            for data in chunk.strip(b"\n").split(b"\n"):
+                if data:
+                    yield data
+
+    def _chunks(self, name):
+        """A segment in parts that end with a newline: whole, it would leave a hole of its size in the heap for good."""
+        try:
+            fd = self.disk.open_read("%s/%s" % (self.folder, name))
+        except FileNotFoundError:  # pruned meanwhile by another worker
+            return
+        try:
+            at, rest = 0, b""
+            while data := self.disk.pread(fd, CHUNK_BYTES, at):
+                at += len(data)
+                cut = data.rfind(b"\n") + 1
+                if cut:
+                    yield rest + data[:cut]
+                rest = data[cut:] if cut else rest + data
+            if rest:
+                yield rest + b"\n"
+        finally:
+            self.disk.close(fd)
 
     def highest_seq(self):
         """The highest SEQ that the newest segment's name and lines know; 0 when there is none."""
@@ -132,13 +150,14 @@ class Journal:
                 return None
         needle = b"\n%s " % id.encode()
         for name in reversed(self.segments()):
-            data = b"\n" + self._read(name)
-            at = data.find(needle)
-            while at >= 0:
-                line = decode_line(data[at + 1:data.index(b"\n", at + 1)])
-                if line:
-                    return line
-                at = data.find(needle, at + 1)
+            for chunk in self._chunks(name):
+                data = b"\n" + chunk
+                at = data.find(needle)
+                while at >= 0:
+                    line = decode_line(data[at + 1:data.index(b"\n", at + 1)])
+                    if line:
+                        return line
+                    at = data.find(needle, at + 1)
         return None
 
     def done_count(self):
@@ -148,13 +167,6 @@ class Journal:
             return self.count
         names = self.segments()
         return max([parse_segment(names[-1])[1]] + [line.n for line in self.lines(names[-1])]) if names else 0
-
-    def _read(self, name):
-        try:
-            data = self.disk.read_file("%s/%s" % (self.folder, name), 1 << 24)
-        except FileNotFoundError:  # pruned meanwhile by another worker
-            return b""
-        return data if data[-1:] == b"\n" else data + b"\n"
 
     # --- the filter ----------------------------------------------------------------------------------
 
@@ -260,7 +272,8 @@ class Journal:
             return
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         self._catch_up(locked=True)
-        unsafe = self._read(self._name)[max(self._flushed_end, 0):self._end]
+        begin = max(self._flushed_end, 0)
+        unsafe = self.disk.pread(self._fd, self._end - begin, begin)
         good = [data for data in unsafe.split(b"\n") if data and decode_line(data)]
         self._roll(seq, b"".join(data + b"\n" for data in good), False)
         self.is_unsafe = False
@@ -308,19 +321,31 @@ class Journal:
         except FileNotFoundError:
             return False
         try:
-            used = self._read(name).rstrip(b"\n")
+            used, count = self._measure(name)
             status = self.disk.fstat(fd)
         except OSError:  # all or nothing: a new segment with the old one's end would be written in the middle
             self.disk.close(fd)
             raise
         self.close()
         self._fd, self._name, self._status = fd, name, status
-        self.count = parse_segment(name)[1]
-        for line in filter(None, map(decode_line, used.split(b"\n"))):
-            self.count = max(self.count, line.n)
-        self._end = min(len(used) + 1, status.st_size) if used else 0
+        self.count = max(parse_segment(name)[1], count)
+        self._end = min(used + 1, status.st_size) if used else 0
         self._flushed_end = -1  # unknown: the next flush really flushes
         return True
+
+    def _measure(self, name):
+        """(where its last piece ends, the number of its last good line): numbers only rise within a segment."""
+        at = used = count = 0
+        for chunk in self._chunks(name):
+            body = chunk.rstrip(b"\n")
+            used = at + len(body) if body else used
+            at += len(chunk)
+            for piece in reversed(body.split(b"\n")):
+                line = decode_line(piece) if piece else None
+                if line:
+                    count = line.n
+                    break
+        return used, count
 
     def _catch_up(self, locked=False):
         """Learn what other processes appended; True when that led to another segment.

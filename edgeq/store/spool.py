@@ -20,7 +20,7 @@ from edgeq import disk as seam
 from edgeq import record as records
 from edgeq.errors import BadJob, EdgeqError, LeaseLost, EACCES, EIO, ELOOP, ENXIO, EPERM, NO_ROOM
 from edgeq.job import DLQ, DONE, CORRUPT, FAILED, INCOMING, PROCESSING, Entry, Lease, parse_name, format_version
-from edgeq.store import intake, keys
+from edgeq.store import keys
 from edgeq.store.base import Counts, Gauges
 from edgeq.store.journal import Journal, Line
 from edgeq.store.local import MARK, LocalStore
@@ -96,22 +96,29 @@ class Spool(LocalStore):
 
     def enqueue(self, job, now, fast=False):
         self._usable()
+        from edgeq.store import intake
         return intake.enqueue(self, job, now, fast)
 
     def enqueue_many(self, jobs, now):
         self._usable()
+        from edgeq.store import intake
         return intake.enqueue_many(self, jobs, now)
 
     def kick(self, id, now):
         self._usable()
+        from edgeq.store import intake
         return intake.kick(self, id, now)
 
     def cancel(self, id, now):
         self._usable()
+        from edgeq.store import intake
         return intake.cancel(self, id, now)
 
     def adopt(self, now):
         """Take in what people dropped into incoming/ under other names; how many became jobs."""
+        if not self.view.strangers:
+            return 0
+        from edgeq.store import intake
         adopted = sum(intake.adopt(self, folder, name, now) for folder, name in self.view.strangers)
         if adopted:
             self.view.filled_at = -1e9  # the next claim lists again
@@ -618,6 +625,7 @@ class Spool(LocalStore):
                     yield line
 
     def find(self, id):
+        from edgeq.store import intake
         return intake.find(self, id)
 
     def counts(self, now, may_run=None):

@@ -64,7 +64,8 @@ def main(argv):
         argv0 = f.read().split(b"\\0")[0].decode()
     print(repr({"argv": argv, "name": sys.argv[0], "argv0": argv0, "file": __spec__.origin, "isolated": sys.flags.isolated,
                 "site": "site" in sys.modules, "runpy": "runpy" in sys.modules, "rare": rare.WORD,
-                "ours": [p for p in map("/proc/self/fd/{}".format, range(20)) if os.path.realpath(p).endswith("edgeq.pyz")]}))
+                "ours": [p for p in map("/proc/self/fd/{}".format, range(20)) if os.path.realpath(p).endswith("edgeq.pyz")]}),
+          flush=True)
     return 7
 ''',
     "rare.py": 'WORD = "found"\n',
