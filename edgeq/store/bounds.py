@@ -107,23 +107,23 @@ def _holds_live_id(spool, segment):
 
 def _sweep_dots(spool, now):
     """Half-written files: gone after a day of uptime in which they did not change."""
-    gone = 0
+    gone, seen = 0, {}
     for folder in ("",) + spool.states:
         path = spool.path(folder) if folder else spool.home
         with spool.disk.scandir(path) as found:
             dots = [entry.name for entry in found if entry.name[0] == "."]
         for name in dots[:PER_PASS]:
-            key = folder + "/" + name
-            first = spool.dots.setdefault(key, now.boot)
+            first = spool.dots.get(folder + "/" + name, now.boot)
             status = _status(spool, path + "/" + name)
             if status is None:
-                spool.dots.pop(key, None)
                 continue
             age_s = now.wall - status.st_mtime
             if now.boot - first > DAY_S or (now.boot > DAY_S and spool.seq.is_trusted(now) and age_s > DAY_S):
                 _remove_tree(spool, path + "/" + name)
-                spool.dots.pop(key, None)
                 gone += 1
+            else:
+                seen[folder + "/" + name] = first
+    spool.dots = seen  # the others became files long ago: each job has such a name for a moment
     return gone
 
 

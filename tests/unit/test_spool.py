@@ -99,6 +99,18 @@ def test_a_newer_format_is_left_alone_and_counted(board, store):
     assert store.counts(board.now).newer == 1 and store.check(board.now) == []
 
 
+def test_names_of_a_moment_are_not_remembered(board, store):
+    """Each enqueue has a dot-name for a moment; a scan that meets one keeps it only while it is there."""
+    for n in range(100):
+        dot = board.spool / INCOMING / (".%d" % n)
+        dot.write_bytes(b"half")
+        store.prune(board.now)
+        assert len(store.dots) == 1
+        dot.unlink()
+    store.prune(board.now)
+    assert not store.dots
+
+
 def test_dot_names_are_never_read_and_go_after_a_day_of_uptime(board, store):
     path = board.spool / INCOMING / ".half"
     path.write_bytes(RECORD % b"a")
