@@ -35,7 +35,9 @@ class LocalStore:
 
     states = FOLDERS
     run_folders = RUN_FOLDERS
-    look_every_s = None  # a store that cannot wake a sleeping worker: how often that looks
+    look_every_s = None  # a store that cannot wake a sleeping worker now: how often that looks
+    is_resident = is_dozing = False  # a worker that stays uses it; it waits outside this board, see `doze`
+    reaps_everywhere = is_reap_due = False  # each worker reaps, not only the elected one; a lease just ran out
     down_max_s, down_jitter = 30, 0  # the longest pause while it is down, and which part of it is left to chance
 
     def __init__(self, config, clock, log, disk, root, home):
@@ -59,6 +61,12 @@ class LocalStore:
         self._ids = None
         self._alive = seam.Lock(self.run + "/alive", shared=True)
         self._heard = 0  # bytes of R/arrivals already read
+
+    def doze(self, now, until, is_idle):
+        """A store beyond this board: wait there for a job, too. (descriptor, instant) or None. Then `hear`; `wake` ends it."""
+
+    def wake(self):
+        """Nothing may come now; what a `doze` brought goes back."""
 
     def path(self, *parts):
         return "/".join((self.home,) + parts)

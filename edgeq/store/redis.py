@@ -22,6 +22,7 @@ from edgeq import disk as seam
 from edgeq.errors import BadConfig, BadJob, BadPassword, EdgeqError, StoreDown
 from edgeq.job import CORRUPT, FAILED, INCOMING, PROCESSING, Entry, Lease
 from edgeq.store.base import QUEUED, Gauges, Receipt
+from edgeq.store.fleet.doze import BLOCK_S, Doze
 from edgeq.store.fleet.element import info_of, job_of, options_of, text_of
 from edgeq.store.fleet.pauses import FleetPauses
 from edgeq.store.fleet.recover import Recover
@@ -31,7 +32,7 @@ from edgeq.store.fleet.views import Views
 from edgeq.store.local import MARK, READABLE_BYTES, LocalStore, poke
 
 DOWN_MAX_S = 8
-LOOK_EVERY_S = 0.5  # a worker with nothing to do looks so often (worker.py)
+REAP_GAP_S = 1  # between two looks for leases that ran out
 
 
 def open_backend(config, clock, log, disk=None):
@@ -44,23 +45,23 @@ def open_backend(config, clock, log, disk=None):
     return Redis(config, clock, log, disk or seam.Disk(), place, link.Link(place, config), lua)
 
 
-class Redis(Settle, Recover, Tend, Views, LocalStore):
+class Redis(Doze, Settle, Recover, Tend, Views, LocalStore):
     """One queue on a server. server_clock: in tests, a function that gives (steady, wall) microseconds instead of the server's."""
 
     states = (CORRUPT,)
-    look_every_s = LOOK_EVERY_S
+    reaps_everywhere = True
     down_max_s, down_jitter = DOWN_MAX_S, 0.5  # many workers must not come back at once
 
     def __init__(self, config, clock, log, disk, place, link, lua):
         LocalStore.__init__(self, config, clock, log, disk, config.spool, config.spool_path)
         self.place, self.link, self.lua, self.key = place, link, lua, place.queue
-        self.prelude = lua.PRELUDE % BUILD_DATE
+        self.prelude = lua.PRELUDE % (BUILD_DATE, (BLOCK_S + 1) * 1_000_000)
         self.server_clock = lambda: (0, 0)
         self.pauses = FleetPauses(self, self.pauses)
         self._scripts = {}
         self._next_due = None
         self._blocked = {}
-        self._orphans = {}
+        self._reap_at = 0.0
         self._types = {}
         self._is_greeted = False
         self._notes = []
@@ -144,6 +145,7 @@ class Redis(Settle, Recover, Tend, Views, LocalStore):
 
     def close(self, now, clean=True):
         try:
+            self._wake_quietly()
             if not self.is_broken and self.batch.since is not None:
                 self.flush(now)
             if clean and self._alive.fd >= 0 and self._alive.try_exclusive() and self._mark() is not None:
@@ -243,10 +245,13 @@ class Redis(Settle, Recover, Tend, Views, LocalStore):
         if not self.is_marked:
             self._mark_running()
         token = self.leases.make_token()
+        doze_us = (BLOCK_S + 1) * 1_000_000 if fresh and self.is_resident else 0
         while True:
+            source, moved = self._woken()
             allowed = [type for type in self._types if may_run is None or may_run(type)]
             blocked = [type for type in self._types if type not in allowed]
-            answer = self.run_script("CLAIM", token, int(lease_s * 1e6), self.owner_text, len(allowed), *(allowed + blocked))
+            answer = self.run_script("CLAIM", token, int(lease_s * 1e6), self.owner_text, doze_us, source, moved, len(allowed),
+                                     *(allowed + blocked))
             word = answer[0]
             self._tell_gone(answer[-1])
             if word == b"ask":
@@ -256,19 +261,35 @@ class Redis(Settle, Recover, Tend, Views, LocalStore):
             elif word != b"again":
                 self.pauses.heard(answer[-2], now)
                 if word == b"none":
-                    self._note_none(answer, now)
+                    if self._note_none(answer, doze_us, now):
+                        continue
                     return None
                 lease = self._leased(answer, token, now, lease_s)
                 if lease:
                     return lease
                 token = self.leases.make_token()
 
-    def _note_none(self, answer, now):
-        self._next_due = now.boot + max(float(answer[1]), 0) if answer[1] else None
+    def _note_none(self, answer, doze_us, now):
+        """When to look again, and where to sleep; True: at once, for something went back to where it can be claimed."""
+        _, due, _, place, has_orphans, lease_ends, _, _ = answer
+        waits = [float(due)] if due else []
+        if doze_us:
+            self._source = self._sleeps_at = text_of(place)
+        if has_orphans:
+            rescued_n, again_s = self._rescue()
+            if rescued_n:
+                return True
+            waits += [again_s] if again_s is not None else []
+        if lease_ends and self.is_resident:
+            if float(lease_ends) <= 0 and now.boot >= self._reap_at:
+                self.is_reap_due, self._reap_at = True, now.boot + REAP_GAP_S
+            waits.append(float(lease_ends) if float(lease_ends) > 0 else REAP_GAP_S)
+        self._next_due = now.boot + max(min(waits), 0) if waits else None
         self._blocked = {}
         for line in answer[2]:
             state, type, n = text_of(line).split(" ")
             self._blocked.setdefault(type, {INCOMING: 0, FAILED: 0})[state] += int(n)
+        return False
 
     @property
     def blocked(self):
@@ -295,8 +316,8 @@ class Redis(Settle, Recover, Tend, Views, LocalStore):
         try:
             record = self._decoded(element)
         except BadJob as trouble:
+            self.link.call("LPUSH", self.key + "_corrupt", element)  # CRASH: twice after a cut here, never lost
             self.run_script("DROP", origin.id, token)
-            self.link.call("LPUSH", self.key + "_corrupt", element)
             self.set_aside_n += 1
             self.log.warning("set aside", id=origin.id, why=trouble.why)
             return None

@@ -3,9 +3,7 @@
 import json
 import os
 import random
-import select
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -14,6 +12,7 @@ import pytest
 import redis
 
 from tests.redis.bench import QUEUE
+from tests.redis.proxies import Fake, Swallower
 from tests.redis_server import Server, free_port, wait_until
 
 REMOVING = ("LPOP", "RPOP", "BLPOP", "BRPOP", "LMPOP", "BLMPOP")
@@ -87,7 +86,7 @@ def test_what_stands_in_processing_without_a_claim_is_found(bench):
 def test_a_claim_whose_answer_was_lost_is_found_and_run_once(bench):
     """A proxy swallows the answer to the claim."""
     bench.push("once")
-    proxy = Swallower(bench.server.port)
+    proxy = Swallower(bench.server.port, b"$3\r\njob\r\n")
     conf = bench.conf.read_text()
     bench.conf.write_text(conf.replace(":%d/" % bench.server.port, ":%d/" % proxy.port))
     bench.work()
@@ -305,78 +304,3 @@ def test_a_server_that_comes_back_has_all_jobs(bench):
     bench.wait_ran(5)
     bench.wait_empty()
     assert bench.ran() == ["j%d" % n for n in range(5)]
-
-
-# --- who stands between ---------------------------------------------------------------------------------------------------
-
-
-class Proxy:
-    """Listens on `port`; `serve(client)` has each connection in a thread of its own."""
-
-    def __init__(self, target):
-        self.target = target
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        while True:
-            try:
-                client = self.listener.accept()[0]
-            except OSError:
-                return
-            threading.Thread(target=self._guarded, args=(client,), daemon=True).start()
-
-    def _guarded(self, client):
-        with client:
-            try:
-                self.serve(client)
-            except OSError:
-                pass
-
-    def relay(self, client, wants=lambda answer: True):
-        """Both ways until one end closes, or an answer comes that `wants` refuses."""
-        with socket.create_connection(("127.0.0.1", self.target)) as server:
-            other = {client: server, server: client}
-            while True:
-                for end in select.select([client, server], [], [])[0]:
-                    data = end.recv(1 << 20)
-                    if not data or end is server and not wants(data):
-                        return
-                    other[end].sendall(data)
-
-    def close(self):
-        self.listener.close()
-
-
-class Swallower(Proxy):
-    """Keeps back the first answer that gives a job, and ends that line."""
-
-    swallowed = False
-
-    def serve(self, client):
-        self.relay(client, self._wants)
-
-    def _wants(self, answer):
-        if b"$3\r\njob\r\n" in answer and not self.swallowed:
-            self.swallowed = True
-            return False
-        return True
-
-
-class Fake(Proxy):
-    """Says one and the same trouble until it is well; then it passes all on."""
-
-    said, is_well = 0, False
-
-    def __init__(self, target, trouble):
-        self.trouble = trouble.encode("latin-1") + b"\r\n"
-        Proxy.__init__(self, target)
-
-    def serve(self, client):
-        if self.is_well:
-            self.relay(client)
-            return
-        while client.recv(1 << 20) and not self.is_well:
-            self.said += 1
-            client.sendall(self.trouble)

@@ -1,4 +1,4 @@
-"""The line to a Redis server: one connection, scripts by their hash, every trouble as one of our errors.
+"""The line to a Redis server: scripts by their hash, a sleep on the server, every trouble as one of our errors.
 
     redis://[USER@]HOST[:PORT][/DB]?queue=NAME      rediss:// for TLS
 
@@ -7,10 +7,18 @@ that stands there all the same is used and never printed. It is taken out of our
 
 A silent server is noticed after SOCKET_S: no call waits longer, and nothing is sent again by itself (a script may have run although
 its answer was lost; the caller knows what may be repeated). LOADING, MISCONF, READONLY, OOM, BUSY, no line: StoreDown, try
-again later. No or a wrong password: BadPassword, exit 78.
+again later. No or a wrong password: BadPassword, exit 78. After trouble every connection is made anew: a name may mean another
+server by now (a failover).
+
+    listen -> (asleep in BLMOVE) -> hear: the element, or None when the time was over
+                    '--- hush: woken by CLIENT UNBLOCK; the element, if one came first
+
+The connection that sleeps is the one that served commands: an idle worker has one. A command meanwhile makes a second, which
+the next sleep with nothing else to do closes.
 """
 
 import posix
+from select import POLLIN, poll as make_poll
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import redis
@@ -22,9 +30,11 @@ from edgeq.errors import BadConfig, BadPassword, StoreDown
 
 SOCKET_S = 5  # a half-open line is noticed within 15 s, and a handler's timeout is late by no more than this
 NOT_LET_IN = ("NOAUTH", "WRONGPASS", "NOPERM", "INVALID USERNAME", "INVALID PASSWORD", "AUTH ", "AUTHENTICATION REQUIRED")
+SLEEPS = ("BLMOVE", "BRPOPLPUSH")  # the second for servers before 6.2
 REMEDIES = (
     ("LOADING", "it reads its data: wait"), ("MISCONF", "its last save failed: look at its disk and log"),
-    ("READONLY", "it is a replica: name the primary"), ("OOM", "raise its maxmemory"), ("BUSY", "a script runs: wait"),
+    ("READONLY", "it is a replica: name the primary"), ("UNBLOCKED", "it became a replica: name the primary"),
+    ("OOM", "raise its maxmemory"), ("BUSY", "a script runs: wait"),
     ("refused", "is redis-server running there, and does its 'bind' allow us?"), ("name", "correct the host's name"))
 
 
@@ -68,35 +78,63 @@ def find_password(config, place):
     return _from_environment or place.password
 
 
+class _Line:
+    """One connection."""
+
+    def __init__(self, options):
+        make = redis.SSLConnection if options.pop("is_tls") else redis.Connection
+        self.connection = make(**options)
+        self.connection.connect()
+        self.id = None
+        self.fd = self.connection._sock.fileno()
+        self._poll = make_poll()
+        self._poll.register(self.fd, POLLIN)
+
+    def ask(self, *args):
+        self.connection.send_command(*args)
+        return self.connection.read_response()
+
+    def can_read(self):
+        """True when an answer, or the line's end, can be read. Under TLS there may come what is neither."""
+        return bool(self._poll.poll(0)) and self.connection.can_read(0)
+
+    def is_fresh(self):
+        """Nothing unread, and the other end has not hung up meanwhile."""
+        try:
+            return not self.can_read()
+        except (redis.RedisError, OSError):
+            return False
+
+    def close(self):
+        try:
+            self.connection.disconnect()
+        except (redis.RedisError, OSError):
+            pass
+
+
 class Link:
-    """One connection to `place`, made when it is needed and made anew after trouble."""
+    """The connections to `place`, made when they are needed and made anew after trouble."""
 
     def __init__(self, place, config):
         self.place, self.config = place, config
-        self._client = None
+        self._free = []
+        self._asleep = None
+        self._sleep_word = SLEEPS[0]
         self._hashes = {}
-        self.calls_n = 0
-
-    def client(self):
-        if self._client is None:
-            place = self.place
-            options = {"ssl": True, "ssl_ca_certs": place.ca} if place.is_tls else {}
-            self._client = redis.Redis(
-                host=place.host, port=place.port, db=place.db, username=place.user, password=find_password(self.config, place),
-                socket_timeout=SOCKET_S, socket_connect_timeout=SOCKET_S, socket_keepalive=True, retry=Retry(NoBackoff(), 0),
-                protocol=2, client_name="edgeq-%d" % posix.getpid(), single_connection_client=False, max_connections=1, **options)
-        return self._client
 
     def call(self, *args):
         """The server's answer to one command, bytes as they came."""
-        self.calls_n += 1
+        line = None
         try:
-            return self.client().execute_command(*args)
+            line = self._take()
+            answer = line.ask(*args)
         except redis.exceptions.NoScriptError:
+            self._free.append(line)
             raise
         except (redis.RedisError, OSError, ValueError) as error:
-            self.close()
-            raise self._understood(error) from None
+            raise self._broken(error, line) from None
+        self._free.append(line)
+        return answer
 
     def run(self, script, key, args):
         """The answer of a script of lua.py."""
@@ -111,16 +149,125 @@ class Link:
         try:
             return self.call("EVAL", script, 1, key, *args)
         except redis.exceptions.NoScriptError as error:
-            self.close()
-            raise self._understood(error) from None
+            raise self._broken(error) from None
+
+    def scan(self, word, *where, match=()):
+        """Everything a SCAN, ZSCAN, ... names, in one list each time round."""
+        cursor = b"0"
+        while True:
+            cursor, found = self.call(word, *where, cursor, *match, "COUNT", 1000)
+            yield from found
+            if cursor == b"0":
+                return
+
+    # --- asleep on the server -----------------------------------------------------------------------------------
+
+    @property
+    def is_asleep(self):
+        return self._asleep is not None
+
+    @property
+    def asleep_fd(self):
+        """Readable when the sleep is over."""
+        return self._asleep.fd
+
+    def listen(self, source, target, seconds, is_alone):
+        """Sleep until an element comes to `source`; it is moved to `target`. is_alone: no command is to be expected meanwhile."""
+        line = None
+        try:
+            line = self._take()
+            if line.id is None:
+                line.id = self._own_id(line)
+            words = (self._sleep_word, source, target)
+            if self._sleep_word == SLEEPS[0]:
+                line.connection.send_command(*words, "RIGHT", "LEFT", "%.3f" % seconds)
+            else:
+                line.connection.send_command(*words, int(seconds) + 1)
+        except (redis.RedisError, OSError) as error:
+            raise self._broken(error, line) from None
+        self._asleep = line
+        while is_alone and self._free:
+            self._free.pop().close()
+
+    def hear(self):
+        """What the sleep brought: an element, or None."""
+        line, self._asleep = self._asleep, None
+        try:
+            answer = line.connection.read_response()
+        except (redis.RedisError, OSError) as error:
+            if "unknown command" not in str(error).lower() or self._sleep_word != SLEEPS[0]:
+                raise self._broken(error, line) from None
+            self._sleep_word, answer = SLEEPS[1], None
+        self._free.append(line)
+        return answer
+
+    def has_answer(self):
+        """True when `hear` will not wait."""
+        try:
+            return self._asleep.can_read()
+        except (redis.RedisError, OSError) as error:
+            raise self._broken(error) from None
+
+    def hush(self):
+        """End the sleep; what it had brought before, or None."""
+        if not self.has_answer() and not self._unblock():
+            self._asleep.close()  # what it brings now stands in processing without a claim, and is found there
+            self._asleep = None
+            return None
+        return self.hear()
+
+    def _unblock(self):
+        """False when this user may not."""
+        line = None
+        try:
+            line = self._take()
+            if self._asleep.id:
+                line.ask("CLIENT", "UNBLOCK", self._asleep.id)
+            self._free.append(line)
+            return bool(self._asleep.id)
+        except redis.ResponseError:
+            self._free.append(line)
+            return False
+        except (redis.RedisError, OSError) as error:
+            raise self._broken(error, line) from None
+
+    def _own_id(self, line):
+        try:
+            return line.ask("CLIENT", "ID")
+        except redis.ResponseError:
+            return 0  # not allowed to know
+
+    # --- connections ---------------------------------------------------------------------------------------------
+
+    def _take(self):
+        """A connection for one command; of a free one the other end may have hung up."""
+        while self._free:
+            line = self._free.pop()
+            if line.is_fresh():
+                return line
+            line.close()
+        place = self.place
+        options = {"is_tls": place.is_tls}
+        if place.is_tls:
+            options["ssl_ca_certs"] = place.ca
+        return _Line(dict(
+            options, host=place.host, port=place.port, db=place.db, username=place.user,
+            password=find_password(self.config, place), socket_timeout=SOCKET_S, socket_connect_timeout=SOCKET_S,
+            socket_keepalive=True, retry=Retry(NoBackoff(), 0), protocol=2, client_name="edgeq-%d" % posix.getpid()))
 
     def close(self):
-        client, self._client = self._client, None
-        if client is not None:
-            try:
-                client.connection_pool.disconnect()
-            except (redis.RedisError, OSError):
-                pass
+        if self._asleep is not None:
+            self._free.append(self._asleep)
+            self._asleep = None
+        while self._free:
+            self._free.pop().close()
+
+    def _broken(self, error, line=None):
+        """The error as one of ours; no connection is trusted any more."""
+        if line is not None:
+            line.close()
+        self.close()
+        return self._understood(error)
 
     def _understood(self, error):
         text = " ".join(str(error).split())[:160] or type(error).__name__

@@ -16,7 +16,7 @@ The clock is the server's. ARGV 1 and 2 replace it in tests: microseconds that n
 """
 
 PRELUDE = """
-local Q, BUILD = KEYS[1], %d
+local Q, BUILD, SOON = KEYS[1], %d, %d
 local now, wall = tonumber(ARGV[1]), tonumber(ARGV[2])
 if now == 0 then
     local t = redis.call('TIME')
@@ -25,6 +25,7 @@ if now == 0 then
 end
 local P, D, F, A, X, M = Q .. '_processing', Q .. '_dlq', Q .. ':failed', Q .. ':delayed', Q .. ':at', Q .. ':meta'
 local L, DONE, ORDER = Q .. ':leases', Q .. ':done', Q .. ':doneorder'
+local ASLEEP, ASIDE, KNOCK = Q .. ':asleep', Q .. ':aside', Q .. ':knock'
 local function J(id) return Q .. ':job:' .. id end
 local function ready(p) if tonumber(p) == 5 then return Q end return Q .. ':p' .. p end
 local function int(n) return string.format('%%.0f', n) end
@@ -39,6 +40,37 @@ end
 local function trusted() return wall / 1e6 >= BUILD and wall / 1e6 + 5 >= newest() / 1e6 end
 local function is_done(id) return redis.call('HEXISTS', DONE, id) == 1 end
 local function id_of(text) return string.match(text, '^{"id":"([%%w_:-]+)","type":"') end
+local function is_unknown(answer) return type(answer) == 'table' and answer.err end
+local function has(list, text)
+    local at = redis.pcall('LPOS', list, text)
+    if not is_unknown(at) then return at end
+    for _, e in ipairs(redis.call('LRANGE', list, 0, -1)) do if e == text then return true end end
+    return false
+end
+local function is_timed(id) return redis.call('ZSCORE', A, id) or redis.call('ZSCORE', F, id) or redis.call('ZSCORE', X, id) end
+-- something is ready, or soon: where workers sleep it may not be seen, so one of them is woken (fleet/doze.py)
+local WAKE = '{"wake":"edgeq"}'
+local knocks_n, is_quiet = 0, false
+local function knock(list)
+    if is_quiet then return end
+    if redis.call('ZCOUNT', ASLEEP, int(now), '+inf') > knocks_n then
+        if list ~= Q and (knocks_n > 0 or redis.call('LINDEX', Q, -1) ~= WAKE) then redis.call('RPUSH', Q, WAKE) end
+        knocks_n = knocks_n + 1
+    elseif redis.call('ZCOUNT', ASIDE, int(now), '+inf') > redis.call('LLEN', KNOCK) then redis.call('LPUSH', KNOCK, WAKE) end
+end
+local function push(p, text)
+    redis.call('LPUSH', ready(p), text)
+    knock(ready(p))
+end
+-- a sleeper's BLMOVE took it to processing and nobody has claimed it yet: back to where it was, the mark away
+local function unmove(e)
+    if redis.call('LREM', P, 1, e) == 0 or e == WAKE then return end
+    local id = id_of(e)
+    local h = id and redis.call('HMGET', J(id), 'st', 'text')
+    if h and h[1] == 'processing' and h[2] == e then
+        if not has(P, e) then redis.call('LPUSH', P, e) end
+    else redis.call('RPUSH', Q, e) end
+end
 -- a job that was here before goes to where its SEQ belongs, near the end that is claimed from
 local function put_back(list, text, seq)
     local some = redis.call('LRANGE', list, -64, -1)
@@ -47,10 +79,11 @@ local function put_back(list, text, seq)
         local other = id and redis.call('HGET', J(id), 'seq')
         if not other or tonumber(other) > seq then
             if i == #some then redis.call('RPUSH', list, text) else redis.call('LINSERT', list, 'AFTER', some[i], text) end
-            return
+            return knock(list)
         end
     end
     if #some == 0 then redis.call('RPUSH', list, text) else redis.call('LINSERT', list, 'BEFORE', some[1], text) end
+    knock(list)
 end
 local function forget_key(j, id)
     local key = redis.call('HGET', j, 'key')
@@ -69,7 +102,8 @@ local function take_out(id)
         redis.call('LREM', P, 1, h[2])
         redis.call('ZREM', L, id)
     elseif h[1] and redis.call('ZREM', A, id) + redis.call('ZREM', F, id) + redis.call('ZREM', X, id) == 0 then
-        redis.call('LREM', ready(h[3]), -1, h[2])
+        -- RACE: a BLMOVE took it to processing just now
+        if redis.call('LREM', ready(h[3]), -1, h[2]) == 0 then redis.call('LREM', P, 1, h[2]) end
     end
     return h[1]
 end
@@ -101,9 +135,13 @@ local function add(id, typ, pr, opts, payload, delay, at, key, latest, exp)
     text = text .. ',"payload":' .. payload .. '}'
     redis.call('HSET', J(id), 'text', text, 'st', 'incoming', 'pr', pr, 'seq', int(seq), 'att', 0, 'again', 0, 'type', typ,
                'due', int(due), 'at', (at ~= '' and due > 0) and 1 or 0, 'acc', int(now), 'exp', exp, 'key', key, 'latest', latest)
-    if at ~= '' and due > 0 then redis.call('ZADD', X, int(due * 1e6), id)
-    elseif delay > 0 then redis.call('ZADD', A, int(now + delay * 1e6), id)
-    else redis.call('LPUSH', ready(pr), text) end
+    if at ~= '' and due > 0 then
+        redis.call('ZADD', X, int(due * 1e6), id)
+        if due * 1e6 < wall + SOON then knock() end
+    elseif delay > 0 then
+        redis.call('ZADD', A, int(now + delay * 1e6), id)
+        if delay * 1e6 < SOON then knock() end
+    else push(pr, text) end
     if key ~= '' then redis.call('HSET', Q .. ':keys', key, id) end
 end
 local function standing(id)
@@ -140,12 +178,18 @@ end
 return out
 """
 
-# token, lease us, owner, number of allowed types, these, then blocked types
+# token, lease us, owner, how long it will sleep in us (0: not), where it slept, what its BLMOVE took, number of allowed types,
+# these, then blocked types
 CLAIM = """
-local token, lease, owner, n = ARGV[3], tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6])
+local token, lease, owner, doze, source, moved = ARGV[3], tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6]), ARGV[7], ARGV[8]
+local n = tonumber(ARGV[9])
 local allowed, blocked, gone, passed = {}, {}, {}, {}
-for i = 7, 6 + n do allowed[ARGV[i]] = true end
-for i = 7 + n, #ARGV do blocked[ARGV[i]] = true end
+for i = 10, 9 + n do allowed[ARGV[i]] = true end
+for i = 10 + n, #ARGV do blocked[ARGV[i]] = true end
+if source ~= '' then
+    redis.call('ZREM', source == Q and ASLEEP or ASIDE, owner)
+    if moved ~= '' then unmove(moved) end
+end
 local function promote(set, t)
     for _, id in ipairs(redis.call('ZRANGEBYSCORE', set, '-inf', int(t), 'LIMIT', 0, 64)) do
         redis.call('ZREM', set, id)
@@ -169,7 +213,8 @@ for p = 0, 9 do
             local j = id and J(id)
             local h = j and redis.call('HMGET', j, 'st', 'text', 'seq', 'att', 'again', 'due', 'at', 'key', 'exp', 'acc', 'err',
                                        'dtext', 'latest')
-            if not (h and h[1]) then
+            if e == WAKE then redis.call('LREM', list, -1, e)
+            elseif not (h and h[1]) then
                 if not (id and is_done(id)) then return {'stranger', list, e, gone} end
                 redis.call('LREM', list, -1, e)
                 gone[#gone + 1] = 'done ' .. id .. ' ' .. typ
@@ -181,10 +226,9 @@ for p = 0, 9 do
                 redis.call('HSET', j, 'st', 'incoming', 'seq', int(seq), 'att', 0, 'again', 1, 'due', 0, 'at', 0, 'acc', int(now))
                 redis.call('LPUSH', list, h[2])
                 return {'again', gone}
-            elseif (h[1] ~= 'incoming' and h[1] ~= 'failed') or e ~= h[2]
-                   or redis.call('ZSCORE', A, id) or redis.call('ZSCORE', F, id) or redis.call('ZSCORE', X, id) then
+            elseif (h[1] ~= 'incoming' and h[1] ~= 'failed') or e ~= h[2] or is_timed(id) then
                 redis.call('LREM', list, -1, e)
-                if h[1] == 'processing' and e == h[2] and not redis.call('LPOS', P, e) then redis.call('LPUSH', P, e) end
+                if h[1] == 'processing' and e == h[2] and not has(P, e) then redis.call('LPUSH', P, e) end
                 gone[#gone + 1] = 'double ' .. id .. ' ' .. typ
             elseif h[9] ~= '0' and sane and (now - tonumber(h[10])) / 1e6 > tonumber(h[9]) then
                 redis.call('LREM', list, -1, e)
@@ -204,8 +248,8 @@ for p = 0, 9 do
                 redis.call('DEL', j)
                 gone[#gone + 1] = 'superseded ' .. id .. ' ' .. typ
             else
-                if skip == 0 then redis.call('LMOVE', list, P, 'RIGHT', 'LEFT')
-                else redis.call('LREM', list, -1, e); redis.call('LPUSH', P, e) end
+                if skip > 0 then redis.call('LREM', list, -1, e); redis.call('LPUSH', P, e)
+                elseif is_unknown(redis.pcall('LMOVE', list, P, 'RIGHT', 'LEFT')) then redis.call('RPOPLPUSH', list, P) end
                 if h[8] ~= '' then
                     if redis.call('HGET', Q .. ':keys', h[8]) == id then redis.call('HDEL', Q .. ':keys', h[8]) end
                     redis.call('HSET', Q .. ':keyrun', h[8], id)
@@ -230,13 +274,18 @@ local soonest = ''
 for _, s in ipairs(due) do if soonest == '' or s < soonest then soonest = s end end
 local held = {}
 for name, count in pairs(passed) do held[#held + 1] = name .. ' ' .. count end
-return {'none', tostring(soonest), held, pauses, gone}
+local place = redis.call('LLEN', Q) == 0 and Q or KNOCK
+if doze > 0 then redis.call('ZADD', place == Q and ASLEEP or ASIDE, int(now + doze), owner) end
+local lease_ends = first(L)
+return {'none', tostring(soonest), held, place, redis.call('LLEN', P) > redis.call('ZCARD', L) and 1 or 0,
+        lease_ends and tostring((tonumber(lease_ends) - now) / 1e6) or '', pauses, gone}
 """
 
 # list, element, then as of ENQUEUE: what a foreign producer pushed becomes a job of ours, in its place
 ADOPT = """
 local list, e, id = ARGV[3], ARGV[4], ARGV[5]
-if redis.call('LINDEX', list, -1) ~= e and not redis.call('LPOS', list, e) then return 'gone' end
+if redis.call('LINDEX', list, -1) ~= e and not has(list, e) then return 'gone' end
+is_quiet = true
 local word = standing(id)
 if word then
     redis.call('LREM', list, -1, e)
@@ -297,6 +346,7 @@ if ARGV[7] ~= '' then
     local wait = tonumber(ARGV[7])
     if st == 'failed' then redis.call('HSET', j, 'due', int(math.ceil(math.max(wall, newest()) / 1e6 + wait / 1e6))) end
     redis.call('ZADD', F, int(now + wait), id)
+    if wait < SOON then knock() end
 elseif st == 'failed' then redis.call('ZADD', F, int(now), id)
 else put_back(ready(h[3]), h[2], tonumber(h[4])) end
 return {1}
@@ -341,26 +391,52 @@ if redis.call('HGET', j, 'tok') ~= ARGV[4] then return 0 end
 redis.call('HSET', j, 'tok', ARGV[5], 'own', ARGV[6], 'again', 1)
 redis.call('ZADD', L, int(now + tonumber(ARGV[7])), id)
 local text = redis.call('HGET', j, 'text')
-if not redis.call('LPOS', P, text) then redis.call('LPUSH', P, text) end
+if not has(P, text) then redis.call('LPUSH', P, text) end
 return 1
 """
 
-# elements of Q_processing that no claim has: a foreign BLMOVE, a lost reply, a hand. Back where they can be claimed.
+# grace us. Elements of Q_processing that no claim has (a lost reply to BLMOVE, a foreign one, a hand) go back where they can be
+# claimed, once they were seen for so long. -> how many did, seconds until the next one may
 RESCUE = """
-local n = 0
-for i = 3, #ARGV do
-    local e = ARGV[i]
+local grace, seen, found, n, soonest = tonumber(ARGV[3]), {}, {}, 0, ''
+for _, e in ipairs(redis.call('LRANGE', P, 0, 9999)) do
     local id = id_of(e)
-    local h = id and redis.call('HMGET', J(id), 'st', 'text', 'pr', 'seq')
-    if h and h[1] == 'processing' and h[2] == e then n = n + 0
-    elseif redis.call('LREM', P, 1, e) == 1 and not (id and is_done(id)) then
-        if not (h and h[1]) then redis.call('RPUSH', Q, e)
-        elseif h[2] == e and h[1] ~= 'dlq' and not redis.call('LPOS', ready(h[3]), e) then
-            put_back(ready(h[3]), e, tonumber(h[4]))
+    local h = id and redis.call('HMGET', J(id), 'st', 'text', 'pr', 'seq', 'dtext')
+    if h and h[1] == 'processing' and h[2] == e and not seen[e] then seen[e] = true
+    else
+        local name = redis.sha1hex(e)
+        local left = tonumber(redis.call('HGET', Q .. ':orphans', name) or int(now)) + grace - now
+        if left > 0 then
+            found[name] = now + grace - left
+            redis.call('HSETNX', Q .. ':orphans', name, int(now))
+            if soonest == '' or left / 1e6 < tonumber(soonest) then soonest = tostring(left / 1e6) end
+        elseif redis.call('LREM', P, -1, e) == 1 and e ~= WAKE and not (id and is_done(id)) then
+            if not (h and h[1]) or h[1] == 'dlq' and h[5] == e then redis.call('RPUSH', Q, e)
+            elseif h[2] == e and (h[1] == 'incoming' or h[1] == 'failed') and not is_timed(id) and not has(ready(h[3]), e) then
+                put_back(ready(h[3]), e, tonumber(h[4]))
+            end
+            n = n + 1
         end
-        n = n + 1
     end
 end
+for _, name in ipairs(redis.call('HKEYS', Q .. ':orphans')) do
+    if not found[name] then redis.call('HDEL', Q .. ':orphans', name) end
+end
+return {n, soonest}
+"""
+
+# owner, what its BLMOVE took or '': it sleeps no more, and does not want it
+UNMOVE = """
+redis.call('ZREM', ASLEEP, ARGV[3])
+redis.call('ZREM', ASIDE, ARGV[3])
+if ARGV[4] ~= '' then unmove(ARGV[4]) end
+return 1
+"""
+
+# type: resumed. Those who wait beside what may not run look again.
+RESUME = """
+local n = redis.call('HDEL', Q .. ':pauses', ARGV[3])
+for _ = 1, redis.call('ZCOUNT', ASIDE, int(now), '+inf') do knock(Q) end
 return n
 """
 
@@ -374,7 +450,7 @@ redis.call('LREM', D, -1, h[4])
 redis.call('HSET', j, 'st', 'incoming', 'seq', int(issue()), 'att', 0, 'again', 1, 'due', 0, 'at', 0, 'acc', int(now),
            'latest', 0)
 redis.call('HDEL', j, 'dtext')
-redis.call('LPUSH', ready(h[3]), h[2])
+push(h[3], h[2])
 return 'kicked'
 """
 
@@ -456,7 +532,7 @@ else
     local e = redis.call('LINDEX', list, 0)
     local other = e and id_of(e)
     local last = other and redis.call('HGET', J(other), 'seq')
-    if last and tonumber(last) > seq then put_back(list, ARGV[12], seq) else redis.call('LPUSH', list, ARGV[12]) end
+    if last and tonumber(last) > seq then put_back(list, ARGV[12], seq) else push(ARGV[5], ARGV[12]) end
 end
 if ARGV[15] ~= '' and (st == 'incoming' or st == 'failed') then redis.call('HSET', Q .. ':keys', ARGV[15], id) end
 return 1

@@ -1,6 +1,6 @@
 """Pauses of the whole fleet, and of this node alone."""
 
-from edgeq.errors import NotFound
+from edgeq.errors import EdgeqError, NotFound
 from edgeq.store.fleet.element import text_of
 from edgeq.store.pauses import Pauses
 
@@ -24,7 +24,7 @@ class FleetPauses(Pauses):
         self._known_at = None
 
     def clear(self, type):
-        is_fleet = self.store.link.call("HDEL", self._key(), type)
+        is_fleet = self.store.run_script("RESUME", type)
         self._known_at = None
         try:
             self.own.clear(type)
@@ -41,8 +41,8 @@ class FleetPauses(Pauses):
         own = self.own.ends_in(type, now)
         if self._known_at is None or not 0 <= now.boot - self._known_at < PAUSES_S:
             try:
-                self.heard([part for pair in self.store.link.client().hgetall(self._key()).items() for part in pair], now)
-            except Exception as error:  # the line is down: nothing can be claimed either
+                self.heard(self.store.link.call("HGETALL", self._key()), now)
+            except EdgeqError as error:  # the line is down: nothing can be claimed either
                 self.store.log.debug("pauses", error=error)
                 return own
         if type not in self._known:

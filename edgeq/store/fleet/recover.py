@@ -43,15 +43,14 @@ class Recover:
 
     def stale(self, now):
         """[(Entry, Holder or None)] of claims nobody rightly holds. What stands in processing without a claim goes back."""
-        found, claimed = [], set()
+        found, self.is_reap_due = [], False
         for id, token, owner, left_s in self._claims():
-            claimed.add(id)
             if token not in self._mine:
                 is_stale, holder = self._judge(token, owner, left_s, now)
                 entry = is_stale and self._entry(id)
                 if entry and entry.state == PROCESSING:
                     found.append((entry, holder))
-        self._rescue(claimed, now)
+        self._rescue()
         return found
 
     def _judge(self, token, owner, left_s, now):
@@ -68,18 +67,12 @@ class Recover:
             return True, holder  # ours, but we do not know it: its answer was lost
         return left_s <= 0, holder
 
-    def _rescue(self, claimed, now):
-        orphans, ripe = {}, []
-        for element in self.link.call("LRANGE", self.key + "_processing", 0, -1):
-            head = element[:200].split(b'"', 4)
-            if len(head) > 3 and head[1] == b"id" and head[3].decode("ascii", "replace") in claimed:
-                continue
-            orphans[element] = self._orphans.get(element, now.boot)
-            if now.boot - orphans[element] >= GRACE_S:
-                ripe.append(element)
-        self._orphans = orphans
-        if ripe and self.run_script("RESCUE", *ripe):
-            self.log.warning("rescued", n=len(ripe), because="in processing without a claim")
+    def _rescue(self):
+        """(how many went back, seconds until the next one may or None): what stands in processing without a claim."""
+        n, soonest = self.run_script("RESCUE", int(GRACE_S * 1e6))
+        if n:
+            self.log.warning("rescued", n=n, because="in processing without a claim")
+        return n, float(soonest) if soonest else None
 
     def take_over(self, entry, holder, now, lease_s):
         token = self.leases.make_token()
@@ -96,8 +89,8 @@ class Recover:
         try:
             lease.record = self._decoded(text or b"")
         except BadJob as trouble:
+            self.link.call("LPUSH", self.key + "_corrupt", text or b"")  # CRASH: twice after a cut here, never lost
             self.run_script("DROP", entry.id, token)
-            self.link.call("LPUSH", self.key + "_corrupt", text or b"")
             self.log.warning("set aside", id=entry.id, why=trouble.why)
             self._forget(lease)
             return None

@@ -96,7 +96,7 @@ class Tend:
         for key in (":delayed", ":failed", ":at"):
             listed.update(text_of(id) for id in self.link.call("ZRANGE", self.key + key, 0, -1))
         head = len(self.key + ":job:")
-        for key in list(self.link.client().scan_iter(match=self.key + ":job:*", count=1000)):
+        for key in list(self.link.scan("SCAN", match=("MATCH", self.key + ":job:*"))):
             if text_of(key)[head:] not in listed:
                 state = self.link.call("HGET", key, "st")
                 if state and state != PROCESSING.encode():

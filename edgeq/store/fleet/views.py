@@ -54,7 +54,8 @@ class Views:
             return entry.state, entry, None, None
 
     def done_lines(self):
-        for id, n in self.link.client().zscan_iter(self.key + ":doneorder"):
+        found = self.link.scan("ZSCAN", self.key + ":doneorder")
+        for id, n in zip(found, found):
             line = self.link.call("HGET", self.key + ":done", id)
             if line:
                 yield line_of(text_of(id), int(n), line)
