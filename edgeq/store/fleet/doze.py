@@ -58,11 +58,11 @@ class Doze:
             raise StoreDown("store", self.place.shown, "no answer for %d s" % ANSWER_S, "tried again")
 
     def wake(self):
-        """No more jobs for now: what comes or came goes back."""
-        if self.link.is_asleep:
-            self._moved = self.link.hush() or b""
-        if self._source:
-            self.run_script("UNMOVE", self.owner_text, self._woken()[1])
+        """No more jobs for now: what comes or came goes back. Down already: the scripts forget us by themselves."""
+        was_asleep = self.link.is_asleep
+        _, moved = self._woken()
+        if was_asleep or moved:
+            self.run_script("UNMOVE", self.owner_text, moved)
 
     def _woken(self):
         """(where we slept, what was moved), for the script of the claim; then forgotten."""
