@@ -121,6 +121,7 @@ class Link:
         self._asleep = None
         self._sleep_word = SLEEPS[0]
         self._hashes = {}
+        self.trouble = None  # the error of the last call, until one succeeds
 
     def call(self, *args):
         """The server's answer to one command, bytes as they came."""
@@ -134,6 +135,7 @@ class Link:
         except (redis.RedisError, OSError, ValueError) as error:
             raise self._broken(error, line) from None
         self._free.append(line)
+        self.trouble = None
         return answer
 
     def run(self, script, key, args):
@@ -267,7 +269,8 @@ class Link:
         if line is not None:
             line.close()
         self.close()
-        return self._understood(error)
+        self.trouble = self._understood(error)
+        return self.trouble
 
     def _understood(self, error):
         text = " ".join(str(error).split())[:160] or type(error).__name__

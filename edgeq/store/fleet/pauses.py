@@ -39,6 +39,8 @@ class FleetPauses(Pauses):
 
     def ends_in(self, type, now):
         own = self.own.ends_in(type, now)
+        if self.store.link.trouble:
+            return own  # nothing can be claimed either, and the next claim hears them
         if self._known_at is None or not 0 <= now.boot - self._known_at < PAUSES_S:
             try:
                 self.heard(self.store.link.call("HGETALL", self._key()), now)

@@ -68,6 +68,8 @@ class Views:
 
     def counts(self, now, may_run=None):
         counts = Counts()
+        if self.link.trouble:
+            raise self.link.trouble  # the worker's next try is what asks, after its pause
         answer = self.run_script("COUNTS")
         (counts.ready, counts.delayed, counts.failed, counts.processing, counts.dead, counts.done, counts.corrupt) = answer[:7]
         counts.oldest_at = max(now.boot - max(float(answer[7]), 0), 0.001) if answer[7] else 0.0
