@@ -13,13 +13,18 @@ class Views:
     """Part of store/redis.py's Redis."""
 
     def _decoded(self, text):
-        """The Record of an element. An id of the fleet is NODE:ID, which on a device's own disk could not be."""
+        """The Record of an element. In the fleet an id is NODE:ID and a key NODE:KEY, which on a device's own disk could not be."""
         id, limit = id_in(text), max(4 * self.config.max_payload_bytes, READABLE_BYTES)
         node, colon, rest = id.partition(":")
         if not (colon and is_word(node) and is_word(rest)):
             return records.decode(text + b"\n", limit)
-        record = records.decode(text.replace(id.encode(), rest.encode(), 1) + b"\n", limit)
+        head, mark, payload = text.partition(b',"payload":')  # a payload may say what it likes
+        head = head.replace(id.encode(), rest.encode(), 1).replace(b'"key":"%s:' % node.encode(), b'"key":"', 1)
+        record = records.decode(head + mark + payload + b"\n", limit)
         record.id, record.raw["id"] = id, records.quote(id)
+        if record.key:
+            record.key = "%s:%s" % (node, record.key)
+            record.raw["key"] = records.quote(record.key)
         return record
 
     def _ready_key(self, digit):
