@@ -13,7 +13,7 @@ from posix import O_APPEND, O_CLOEXEC, O_NONBLOCK, O_RDWR, O_WRONLY
 from edgeq import disk as seam
 from edgeq import record as records
 from edgeq.errors import BadConfig, BadJob, StoreDown
-from edgeq.job import CORRUPT, FAILED, FOLDERS, INCOMING, PROCESSING, parse_name, safe_name
+from edgeq.job import CORRUPT, FAILED, FOLDERS, INCOMING, PROCESSING, is_word, parse_name, safe_name
 from edgeq.lease import Leases, is_alive
 from edgeq.store.ages import Ages
 from edgeq.store.pauses import Pauses
@@ -61,6 +61,10 @@ class LocalStore:
         self._ids = None
         self._alive = seam.Lock(self.run + "/alive", shared=True)
         self._heard = 0  # bytes of R/arrivals already read
+
+    def can_hold(self, id):
+        """For a move: whether a job may have this id here."""
+        return is_word(id)
 
     def doze(self, now, until, is_idle):
         """A store beyond this board: wait there for a job, too. (descriptor, instant) or None. Then `hear`; `wake` ends it."""

@@ -200,3 +200,21 @@ def test_move_to_redis_and_back_keeps_every_job(bench, make_device, tmp_path):
     assert '"n":1e999' in shown[0] and '"priority":2' in shown[0] and "[1,  2]" in shown[1] and "available_at" in shown[2]
     with bench.client as client:
         assert client.llen(QUEUE) == 0 and not list(client.scan_iter(QUEUE + ":job:*"))
+
+
+def test_a_fleets_jobs_are_moved_to_no_device(bench, make_device, tmp_path):
+    """A spool has no name for NODE:ID: they stay, and it is said. Another Redis takes them, keys and all."""
+    device = make_device(tmp_path / "a", NODE="n1")
+    device.enqueue("mail", "{}", "--id", "a", "--key", "k")
+    assert device.edgeq("forward", "--to", bench.url, "--once").returncode == 0
+    device.conf.write_text(device.conf.read_text() + "STORE=%s\n" % bench.url)
+    device.enqueue("mail", "{}", "--id", "own")
+    result = device.edgeq("move", "--to", "spool:%s" % (tmp_path / "other"))
+    assert result.returncode == 1 and "1 jobs or completions of other devices" in result.stderr
+    assert ids_of(bench) == ["n1:a"] and len(os.listdir(tmp_path / "other/default/incoming")) == 1
+    assert device.edgeq("move", "--to", bench.url + "2").returncode == 0
+    assert ids_of(bench) == []
+    bench.conf.write_text(bench.conf.read_text().replace(bench.url, bench.url + "2"))
+    bench.work()
+    bench.wait_ran(1)
+    assert bench.ran() == ["n1:a"]

@@ -2,7 +2,7 @@
 
 from edgeq import record as records
 from edgeq.errors import Busy, Duplicate, NotFound
-from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING
+from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, is_word
 from edgeq.store.base import Parcel
 from edgeq.store.fleet.element import id_in, text_of, without_end
 from edgeq.store.local import poke
@@ -134,6 +134,9 @@ class Tend:
             "TAKE_PARCEL", entry.id, entry.state, entry.priority, entry.seq, entry.due, int(entry.is_at), entry.attempts,
             int(entry.again), entry.type, text, dead if entry.state == DLQ else b"", record.expires_s or 0, record.key or "",
             int(record.is_latest), parcel.last_error.encode("utf-8", "backslashreplace"), int(wait_s * 1e6)))
+
+    def can_hold(self, id):
+        return is_word(id.replace(":", "", 1), 129)
 
     def seal(self, now):
         self._usable()
