@@ -38,9 +38,9 @@ REAP_GAP_S = 1  # between two looks for leases that ran out
 def open_backend(config, clock, log, disk=None):
     try:
         from edgeq.store.fleet import link, lua
-    except ImportError as error:
-        raise BadConfig("store", config.store.partition("@")[2] or config.store, "this Python has no redis-py (%s)" % error,
-                        "pip install edgeq[redis], or use dist/edgeq-redis.pyz") from None
+    except (ImportError, AttributeError) as error:  # the second: redis-py on a Python without ssl
+        raise BadConfig("store", config.store.partition("@")[2] or config.store, "no redis-py can be loaded (%s)" % error,
+                        "pip install edgeq[redis], or use dist/edgeq-redis.pyz, on a Python with ssl") from None
     place = link.Place(config.store, config.queue)
     return Redis(config, clock, log, disk or seam.Disk(), place, link.Link(place, config), lua)
 
