@@ -129,10 +129,10 @@ class Link:
         try:
             line = self._take()
             answer = line.ask(*args)
-        except redis.exceptions.NoScriptError:
-            self._free.append(line)
-            raise
         except (redis.RedisError, OSError, ValueError) as error:
+            if line is not None and isinstance(error, redis.exceptions.NoScriptError):
+                self._free.append(line)
+                raise
             raise self._broken(error, line) from None
         self._free.append(line)
         self.trouble = None
