@@ -3,9 +3,10 @@
 `redis://HOST:PORT/DB?queue=app_jobs`. The lists app_jobs, app_jobs_processing and app_jobs_dlq are what any redis-cli user expects:
 LPUSH of `{"id":101,"task":"send_welcome_email","email":"a@b"}` is a job of type send_welcome_email with the rest as its payload.
 
-What it promises beyond store/base.py: a claim moves the job to app_jobs_processing and writes its lease in the same script, so no
-job is ever in a worker's hands alone; leases and waits go by the server's clock; a claim whose answer was lost is found by its
-lease. An element of app_jobs_processing that no claim has (a foreign BLMOVE, a hand) goes back after GRACE_S.
+What it promises beyond store/base.py: an idle worker sleeps in BLMOVE from app_jobs to app_jobs_processing (fleet/doze.py); its
+claim writes the lease, or moves and writes it, in one script; so no job is ever in a worker's hands alone. Leases and waits go by
+the server's clock; a claim whose answer was lost is found by its lease. An element of app_jobs_processing that no claim has (a
+lost answer to BLMOVE, a foreign one, a hand) goes back after GRACE_S.
 
 What it does not: survive more than the server does. `appendfsync everysec` may lose a second of accepted jobs in a power
 cut there; eviction or no persistence at all is said once and stands in the status (durable=no, see `notes`).
@@ -42,7 +43,7 @@ def open_backend(config, clock, log, disk=None):
         raise BadConfig("store", config.store.partition("@")[2] or config.store, "no redis-py can be loaded (%s)" % error,
                         "pip install edgeq[redis], or use dist/edgeq-redis.pyz, on a Python with ssl") from None
     place = link.Place(config.store, config.queue)
-    return Redis(config, clock, log, disk or seam.Disk(), place, link.Link(place, config), lua)
+    return Redis(config, clock, log, disk or seam.Disk(), place, link.Link(place, config), lua.script_of)
 
 
 class Redis(Doze, Settle, Recover, Tend, Views, LocalStore):
@@ -52,10 +53,9 @@ class Redis(Doze, Settle, Recover, Tend, Views, LocalStore):
     reaps_everywhere = True
     down_max_s, down_jitter = DOWN_MAX_S, 0.5  # many workers must not come back at once
 
-    def __init__(self, config, clock, log, disk, place, link, lua):
+    def __init__(self, config, clock, log, disk, place, link, script_of):
         LocalStore.__init__(self, config, clock, log, disk, config.spool, config.spool_path)
-        self.place, self.link, self.lua, self.key = place, link, lua, place.queue
-        self.prelude = lua.PRELUDE % (BUILD_DATE, (BLOCK_S + 1) * 1_000_000)
+        self.place, self.link, self.script_of, self.key = place, link, script_of, place.queue
         self.server_clock = lambda: (0, 0)
         self.pauses = FleetPauses(self, self.pauses)
         self._scripts = {}
@@ -73,7 +73,7 @@ class Redis(Doze, Settle, Recover, Tend, Views, LocalStore):
     def run_script(self, name, *args):
         script = self._scripts.get(name)
         if script is None:
-            script = self._scripts[name] = self.prelude + getattr(self.lua, name)
+            script = self._scripts[name] = self.script_of(name, BUILD_DATE, (BLOCK_S + 1) * 1_000_000)
         return self.link.run(script, self.key, tuple(int(n) for n in self.server_clock()) + args)
 
     def barrier(self):

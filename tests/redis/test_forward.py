@@ -149,8 +149,8 @@ def test_a_key_is_its_devices_own_in_the_fleet_too(bench, make_device, tmp_path)
     assert sorted(payloads) == ['{"key":"n1:k","id":"c"}', '{"key":"n1:k","id":"d"}'], "payloads are nobody's business"
 
 
-@pytest.mark.parametrize("limit, seconds", ((("--kb-per-s", "16"), 1.9), (("--jobs-per-s", "2"), 1.9)))
-def test_a_rate_is_kept(bench, make_device, tmp_path, limit, seconds):
+@pytest.mark.parametrize("limit", (("--kb-per-s", "16"), ("--jobs-per-s", "2")))
+def test_a_rate_is_kept(bench, make_device, tmp_path, limit):
     """Six jobs of 8 KiB, two a second; --once stays until all have gone."""
     device = make_device(tmp_path / "a", NODE="n1")
     lines = "".join('{"type":"mail","id":"j%d","payload":"%s"}\n' % (n, "x" * 8190) for n in range(6))
@@ -164,7 +164,7 @@ def test_a_rate_is_kept(bench, make_device, tmp_path, limit, seconds):
         return child.poll() is not None
     wait_until(look, 30)
     assert child.returncode == 0 and ids_of(bench) == ["n1:j%d" % n for n in range(6)]
-    assert seconds <= seen[-1] - seen[0] < 2 * seconds + 3
+    assert 1.5 < seen[-1] - seen[0] < 10, "two seconds between the first two and the last two, as seen by a look each 20 ms"
 
 
 def test_after_an_outage_it_goes_on_in_order(make_bench, make_device_on, tmp_path):

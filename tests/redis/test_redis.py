@@ -118,7 +118,7 @@ TROUBLES = {"LOADING": "-LOADING Redis is loading the dataset in memory", "MISCO
 
 @pytest.mark.parametrize("word", sorted(TROUBLES))
 def test_B87_trouble_that_passes_is_waited_for(make_faked, word):
-    """B87: a server that says LOADING, MISCONF, READONLY, OOM, BUSY, NOSCRIPT or nonsense is waited for, with a reason in the status."""
+    """B87: a server that says LOADING, MISCONF, READONLY, OOM, BUSY, NOSCRIPT, nonsense is waited for; the status says why."""
     real = Server()
     fake = Fake(real.port, TROUBLES[word])
     bench = make_faked(fake.port)
