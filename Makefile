@@ -74,7 +74,9 @@ setup: ## Debian packages and .venv for the tests, as far as they are missing
 install: pyz ## lay out the device's files below DESTDIR
 	umask 022 && $(INSTALL) -d -m 0755 $(LIBDIR) $(BINDIR) $(DOCDIR) $(ETCDIR)/default $(ETCDIR)/edgeq.conf.d $(ETCDIR)/edgeq/handlers $(ETCDIR)/edgeq/scripts
 	$(INSTALL) -m 0755 dist/edgeq.pyz $(LIBDIR)/edgeq.pyz
-	if [ -n "$(REDIS)" ]; then $(MAKE) pyz-redis && $(INSTALL) -m 0755 dist/edgeq-redis.pyz $(LIBDIR)/edgeq-redis.pyz; fi
+	if [ -n "$(REDIS)" ]; then $(MAKE) pyz-redis && $(INSTALL) -m 0755 dist/edgeq-redis.pyz $(LIBDIR)/edgeq-redis.pyz && \
+		$(INSTALL) -D -m 0644 init.d/edgeq-redis@.service $(DESTDIR)$(PREFIX)/lib/systemd/system/edgeq-redis@.service && \
+		$(INSTALL) -m 0644 init.d/edgeq-supervisor.conf $(DOCDIR)/edgeq-supervisor.conf; fi
 	$(INSTALL) -m 0755 overlay/usr/lib/edgeq/json-get $(LIBDIR)/json-get
 	$(INSTALL) -m 0644 overlay/usr/lib/edgeq/handler.sh $(LIBDIR)/handler.sh
 	$(INSTALL) -m 0755 overlay/usr/bin/edgeq $(BINDIR)/edgeq

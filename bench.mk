@@ -6,8 +6,9 @@ bench: pyz ## KiB, flushes and CPU a job beside its peers; root, for a loop devi
 	@build/peers/bin/python -m bench $(if $(QUICK),--quick) $(BENCH_ARGS)
 
 .PHONY: bench-redis
-bench-redis: ## jobs a CPU second on Redis beside RQ and a plain BLMOVE loop; needs redis-server
-	@tools/setup-test.sh all && $(VENV_PYTHON) -m pip install -q --disable-pip-version-check rq && $(VENV_PYTHON) -m bench.fleet
+bench-redis: pyz ## of these, jobs a CPU second on Redis beside RQ and a plain BLMOVE loop
+	@PYTHON=$(PYTHON) tools/setup-bench.sh
+	@build/peers/bin/python -m bench $(if $(QUICK),--quick) $(BENCH_ARGS) redis
 
 .PHONY: check-flash
 check-flash: setup pyz ## the write budget below a loop device, a full disk, retention, the scan cache

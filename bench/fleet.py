@@ -1,10 +1,11 @@
-"""`python3 -m bench.fleet [JOBS]`: jobs a CPU second of one worker on Redis, without handlers: edgeq, RQ, a plain BLMOVE loop.
+"""One worker on Redis, without handlers: edgeq, RQ, a plain BLMOVE loop. `python3 -m bench redis`, a section of `make bench`.
 
-Needs redis-server and the packages redis and rq. Each claims (or dequeues) and settles JOBS empty jobs that were put before; the
-CPU is the worker process's own. RQ runs its SimpleWorker, which forks nothing.
+Each claims (or dequeues) and settles empty jobs that were put before, one after the other. CPU: of the worker's own process, and
+with the server's. RQ runs its SimpleWorker, which forks nothing. The plain loop promises nothing: no lease, no retry.
+Needs redis-server and the packages redis and rq.
 """
 
-import sys
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.redis_server import Server
 
 
 def nothing():
-    """The handler."""
+    """RQ's handler."""
 
 
 def edgeq(server, n):
@@ -36,6 +37,7 @@ def edgeq(server, n):
         while lease := store.claim(clock.read()):
             store.ack(lease, clock.read())
             done_n += 1
+        store.close(clock.read())
         return done_n
     return run
 
@@ -67,22 +69,44 @@ def blmove(server, n):
     return run
 
 
-def main():
-    n = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
-    server, rates = Server(), {}
+CONTESTANTS = (("edgeq redis", edgeq), ("RQ (SimpleWorker)", rq), ("plain BLMOVE loop", blmove))
+
+
+def measure(put, n, cpu_ns):
+    """(worker's CPU seconds, the server's, wall seconds) for n jobs, on a server of its own."""
+    server = Server()
     try:
-        for put in (edgeq, rq, blmove):
-            run = put(server, n)
-            cpu, wall = time.process_time(), time.monotonic()
-            done_n = run()
-            assert done_n == n, (put.__name__, done_n)
-            cpu, wall = time.process_time() - cpu, time.monotonic() - wall
-            rates[put.__name__] = n / cpu
-            print("%-8s %7.0f jobs a CPU second, %7.0f jobs a second" % (put.__name__, n / cpu, n / wall))
+        run = put(server, n)
+        cpu, wall, other = time.process_time(), time.monotonic(), cpu_ns(server.child.pid)
+        done_n = run()
+        if done_n != n:
+            raise SystemExit("bench: %s did %d of %d jobs" % (put.__name__, done_n, n))
+        return time.process_time() - cpu, (cpu_ns(server.child.pid) - other) / 1e9, time.monotonic() - wall
     finally:
         server.close()
-    print("edgeq / rq: %.1f" % (rates["edgeq"] / rates["rq"]))
 
 
-if __name__ == "__main__":
-    main()
+def fleet(n, rounds, cpu_ns):
+    """{contestant: jobs a CPU second, ...}: the best of a few rounds, rounds of all alternating."""
+    found = {name: [] for name, _ in CONTESTANTS}
+    for _ in range(rounds):
+        for name, put in CONTESTANTS:
+            found[name].append(measure(put, n, cpu_ns))
+    rows = {}
+    for name, times in found.items():
+        own, both, wall = min(t[0] for t in times), min(t[0] + t[1] for t in times), min(t[2] for t in times)
+        rows[name] = {"jobs_cpu_s": round(n / own), "with_server": round(n / both), "jobs_s": round(n / wall)}
+    for row in rows.values():
+        row["x_rq"] = round(row["jobs_cpu_s"] / rows["RQ (SimpleWorker)"]["jobs_cpu_s"], 1)
+    return rows
+
+
+def check():
+    """What is missing for this section, by name."""
+    missing = [] if shutil.which("redis-server") else ["redis-server"]
+    for module in ("redis", "rq"):
+        try:
+            __import__(module)
+        except ImportError:
+            missing.append(module)
+    return missing

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-from bench import peers
+from bench import fleet, peers
 from bench.flash import Flash
 from bench.ours import PAYLOAD, ROOT, WRAPPER, Queue
 from bench.slow import cost_on
@@ -409,6 +409,11 @@ def memory(size):
             for n, values in found.items()}
 
 
+def redis(size):
+    """Jobs a CPU second of one worker on Redis, beside RQ's."""
+    return fleet.fleet(300 if size.is_quick else 2000, size.rounds, cpu_ns)
+
+
 SECTIONS = (
     ("one_a_second", one_a_second, "One job a second, enqueue to done: KiB and flushes a job below ext4"),
     ("burst", burst, "Bursts: one by one, 32 a batch, and draining 1,000 with a handler that does nothing"),
@@ -418,6 +423,7 @@ SECTIONS = (
     ("depth", depth, "CPU a drained job by how many wait"),
     ("idle", idle, "Idle"),
     ("memory", memory, "Memory of the worker"),
+    ("redis", redis, "One worker on Redis, without handlers: jobs a CPU second (its own; with the server's), jobs a second"),
 )
 
 

@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import time
 
+from bench import fleet
 from bench.ours import PAYLOAD
 
 
@@ -217,5 +218,6 @@ def check():
             __import__(module)
         except ImportError:
             missing.append(module)
+    missing += fleet.check()
     if missing:
         raise Missing("bench: missing: %s; tools/setup-bench.sh installs them (make bench runs it)" % ", ".join(missing))

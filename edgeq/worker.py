@@ -49,6 +49,7 @@ class Worker:
         self.poll = make_poll()
         self.guard = Guard(store.disk, store.root, self.run_path, config)
         store.on_full = self.guard.drop_ballast
+        store.is_resident = not once
         self.gate = Gate(config, store.pauses, _draw, log)
         self.executor = Executor(config.handlers, self.run_path + "/ctl", config.queue, self.poll, config.grace_s, log)
         self.tally = Tally()
@@ -66,7 +67,7 @@ class Worker:
         self._idle_since = None
         self._looked_ns = 0  # incoming/'s time of change, as of the last look
         self._is_changed = True
-        self._was_blocked = self._was_poked = self._is_freed = False
+        self._was_blocked = self._was_poked = self._is_freed = self._is_only_output = False
         self._counts = Counts()
 
     # --- life ------------------------------------------------------------------------------------------
@@ -100,6 +101,7 @@ class Worker:
         is_asleep = self._fill_slots(now)
         if is_asleep:
             self._flush_if_due(now, is_asleep)
+            self._reap_if_due(now)
         if self._is_finished(now, is_asleep):
             return True
         if self._is_changed and now.boot >= self._status_at:
@@ -193,22 +195,50 @@ class Worker:
             pass  # a producer's poke is lost: the safety scan finds the job
 
     def _sleep(self, now):
-        wait_ms = max(int((self._next_instant(now) - now.boot) * 1000) + 1, 0)
+        until = self._next_instant(now)
         if self._terms and not self._is_stopping or self._is_reload_wanted:
             return
-        is_poked = False
-        for fd, _ in self.poll.poll(wait_ms):
-            if fd == self._fifo_fd:
-                is_poked = True
-                _drain(fd)
-            elif fd == self._signals_fd:
-                _drain(fd)
-            elif self.executor.owns(fd):
+        ear, until = self._doze(now, until)
+        events = self.poll.poll(max(int((until - now.boot) * 1000) + 1, 0))
+        is_poked, self._is_only_output = False, bool(events)
+        for fd, _ in events:
+            if self.executor.owns(fd):
                 self.executor.pump(fd)
+                continue
+            self._is_only_output = False
+            is_poked = is_poked or fd == self._fifo_fd
+            if fd in (self._fifo_fd, self._signals_fd):
+                _drain(fd)
+        if ear is not None:
+            self.poll.unregister(ear)
+            self._hear()
         if is_poked:
             seam.forget(self.fifo + ".asleep")
             self._is_changed = self._was_poked = True
             self._idle_since = None
+
+    def _doze(self, now, until):
+        """(descriptor, instant): what a store beyond this board tells by, and until when to wait for it; None where it has none."""
+        is_wanted = self._has_slot() and not self._is_stopping and not self._unsettled and now.boot >= self._down_until
+        try:
+            if not is_wanted:
+                self.store.wake()
+                return None, until
+            found = self.store.doze(now, until, not self.executor.running)
+            if found is None:
+                return None, until
+        except (OSError, EdgeqError) as error:
+            self._go_down(now, error)
+            return None, self._next_instant(now)
+        self.poll.register(found[0], POLLIN)
+        return found[0], min(until, found[1])
+
+    def _hear(self):
+        now = self.clock.read()
+        try:
+            self.store.hear(now)
+        except (OSError, EdgeqError) as error:
+            self._go_down(now, error)
 
     def _next_instant(self, now):
         """The boot-clock instant at which something is to be done whatever happens."""
@@ -284,6 +314,8 @@ class Worker:
         """Start what is ready while there are slots; True when a fresh look found nothing to start."""
         if self._is_stopping or not self._has_slot() or self._unsettled or now.boot < self._down_until:
             return False
+        if self._is_only_output and self.store.is_dozing:
+            return False  # a handler said something: nothing new to start
         if self.config.require_mount and not is_mounted(self.config.require_mount):
             self._go_down(now, "not mounted: " + self.config.require_mount)
             return False
@@ -373,6 +405,7 @@ class Worker:
         for slot, outcome in self.executor.collect(now):
             lease = slot.lease
             self._is_changed = True
+            self._is_only_output = False
             self.gate.ended(lease.entry.type)
             settings = self.gate.settings(lease.entry.type)
             if settings.concurrency and lease.entry.type in self.store.blocked:
@@ -496,8 +529,10 @@ class Worker:
                 self.elected.drop()
                 self.elected.take(wait=False)
             self.tally.is_elected = self.elected.fd >= 0
-            if self.tally.is_elected and not self.store.is_broken and now.boot >= self._down_until:
+            is_up = not self.store.is_broken and now.boot >= self._down_until
+            if is_up and (self.tally.is_elected or self.store.reaps_everywhere):
                 self._reap(now)
+            if is_up and self.tally.is_elected:
                 if retain(self.store, now, self.log) >= PER_PASS:  # there may be more: what is bounded is bounded soon
                     self._safety_at = min(self._safety_at, now.boot + SURPLUS_GAP_S)
                 sweep_run(self.run_path, {entry.token for entry in self.store.entries(PROCESSING)})
@@ -508,6 +543,14 @@ class Worker:
             self._report_at = now.boot + self.config.report_s
             self._write_status(now)
             self.log.info("status " + self._status_line)
+
+    def _reap_if_due(self, now):
+        """Between two safety scans: a look at the store saw a lease that ran out."""
+        if self.store.is_reap_due and not self.once:
+            try:
+                self._reap(now)
+            except (OSError, EdgeqError) as error:
+                self._go_down(now, error)
 
     def _restore_run(self):
         """Somebody emptied /run: make it again (B45)."""

@@ -5,7 +5,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 VENV=build/peers
-PEERS="persist-queue==1.1.0 huey==3.5.4 dirq==1.8"
+PEERS="persist-queue==1.1.0 huey==3.5.4 dirq==1.8 redis==8.1.0 rq==3.0.0"
 PATH=$PATH:/usr/sbin:/sbin
 export PATH
 
@@ -13,7 +13,7 @@ mkdir -p build
 exec 9>build/setup-bench.lock # one at a time: two test processes may ask at once
 flock 9
 packages=''
-for pair in beanstalkd:beanstalkd nq:nq busybox:busybox-static mkfs.ext4:e2fsprogs losetup:mount; do
+for pair in beanstalkd:beanstalkd nq:nq busybox:busybox-static mkfs.ext4:e2fsprogs losetup:mount redis-server:redis-server; do
 	command -v "${pair%%:*}" >/dev/null 2>&1 || packages="$packages ${pair#*:}"
 done
 if [ -n "$packages" ]; then

@@ -36,7 +36,7 @@ attempt() {
 # A command each, and the Debian package that brings it.
 TOOLS="busybox:busybox-static strace:strace shellcheck:shellcheck mksquashfs:squashfs-tools
 	dash:dash flock:util-linux setsid:util-linux unshare:util-linux mount:mount
-	tmux:tmux mandoc:mandoc redis-server:redis-server redis-cli:redis-tools supervisord:supervisor ip:iproute2 openssl:openssl
+	tmux:tmux mandoc:mandoc redis-server:redis-server redis-cli:redis-tools supervisord:supervisor systemd-analyze:systemd ip:iproute2 openssl:openssl
 	mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.f2fs:f2fs-tools modprobe:kmod ps:procps setpriv:util-linux nsenter:util-linux chroot:coreutils
 	debugfs:e2fsprogs qemu-system-x86_64:qemu-system-x86 qemu-system-arm:qemu-system-arm"
 

@@ -78,7 +78,7 @@ class Forwarder:
                 sent_n = self._send(now) if now.boot >= self.until else 0
                 if sent_n or self.is_stopping:
                     continue
-                if self.is_once:
+                if self.is_once and not (self.is_reachable and now.boot < self.until):  # not merely at its rate
                     code = OK if self.is_reachable else TRY_LATER
                     break
                 self._sleep(poll, signals)
@@ -177,9 +177,11 @@ class Forwarder:
         return lambda type: not self.source.pauses.is_paused(type, now)
 
     def _job(self, lease):
+        """Its id and its key are this device's own in the fleet, too."""
         entry, record = lease.entry, lease.record
         return Job(entry.type, record.payload, id="%s:%s" % (self.node, entry.id), priority=entry.priority,
-                   max_attempts=record.max_attempts, timeout_s=record.timeout_s, expires_s=record.expires_s)
+                   max_attempts=record.max_attempts, timeout_s=record.timeout_s, expires_s=record.expires_s,
+                   key="%s:%s" % (self.node, record.key) if record.key else None, latest=record.is_latest)
 
     def _reach(self, now):
         """Before anything is claimed: is there a line?"""

@@ -36,8 +36,8 @@ def run(context):
     source.make_folders()
     with _no_worker(source):
         target.make_folders()
-        jobs_n, done_n = carry(source, target, now)
-        left = describe_rest(source, now)
+        jobs_n, done_n, foreign_n = carry(source, target, now)
+        left = describe_rest(source, now, foreign_n)
         for store in (source, target):
             store.close(now, clean=False)
     url = _without_password(url)
@@ -68,19 +68,23 @@ class _no_worker:
 
 
 def carry(source, target, now):
-    """(jobs, completions) that were carried now. Both stores are open; no worker runs."""
+    """(jobs, completions) that were carried now, and how many could not be. Both stores are open; no worker runs."""
     _recover(source, now)
     target.carry_marks(source, now)
-    jobs_n = done_n = 0
+    jobs_n = done_n = foreign_n = 0
     chunk = []
     for parcel in source.export():
+        if not target.can_hold(parcel.id):
+            foreign_n += 1
+            continue
         chunk.append(parcel)
         if len(chunk) >= CHUNK:
             jobs_n, done_n = jobs_n + _hand_over(source, target, chunk, now), done_n + sum(1 for p in chunk if p.line)
             chunk = []
     jobs_n, done_n = jobs_n + _hand_over(source, target, chunk, now), done_n + sum(1 for p in chunk if p.line)
-    source.let_go_done(now)
-    return jobs_n, done_n
+    if not foreign_n:
+        source.let_go_done(now)
+    return jobs_n, done_n, foreign_n
 
 
 def _recover(source, now):
@@ -106,11 +110,13 @@ def _hand_over(source, target, chunk, now):
     return sum(1 for parcel in chunk if parcel.entry)
 
 
-def describe_rest(source, now):
+def describe_rest(source, now, foreign_n=0):
     """What could not be carried, as sentences."""
     counts, left = source.counts(now), []
     waiting_n = counts.ready + counts.delayed + counts.failed + counts.dead + counts.processing
-    if waiting_n:
+    if foreign_n:
+        left.append("%d jobs or completions of other devices (NODE:ID): only another Redis can hold them" % foreign_n)
+    elif waiting_n:
         left.append("%d jobs that cannot be read: see 'edgeq check'" % waiting_n)
     if counts.newer:
         left.append("%d of a newer format" % counts.newer)

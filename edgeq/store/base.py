@@ -47,6 +47,7 @@ source.let_go; at the end source.let_go_done. Killed anywhere, it is done again 
     take_parcel(parcel, now)         -> True when it changed anything; what ranks higher wins
     seal(now)                        what was taken in is safe
     let_go(parcels, now), let_go_done(now)
+    can_hold(id)                     -> False: the target has no name for it (NODE:ID of a fleet); it stays behind
     carry_marks(source, now)         an unclean end and the pauses are the target's now
 
 Attributes: root (a folder: where it lies, for the guard and for messages), run (its folder in RAM), disk (the seam), pauses,
@@ -58,7 +59,7 @@ VERBS = ("enqueue", "enqueue_many", "claim", "note_handler", "heartbeat", "ack",
          "stale", "take_over", "adopt", "sweep_dead", "is_unsure", "is_trusted", "flush_due_at", "gauges", "kick",
          "cancel", "purge", "entries", "find", "counts", "prune", "check", "next_due",
          "start", "flush", "close", "reopen", "wait_s", "holder", "corrupt", "done_lines", "notes", "folders", "owner",
-         "export", "take_parcel", "seal", "let_go", "let_go_done", "carry_marks")
+         "export", "take_parcel", "can_hold", "seal", "let_go", "let_go_done", "carry_marks")
 
 PER_PASS = 64  # `prune` removes at most so many of a kind; a caller that got so many calls again soon
 

@@ -13,7 +13,7 @@ from posix import O_APPEND, O_CLOEXEC, O_NONBLOCK, O_RDWR, O_WRONLY
 from edgeq import disk as seam
 from edgeq import record as records
 from edgeq.errors import BadConfig, BadJob, StoreDown
-from edgeq.job import CORRUPT, FAILED, FOLDERS, INCOMING, PROCESSING, parse_name, safe_name
+from edgeq.job import CORRUPT, FAILED, FOLDERS, INCOMING, PROCESSING, is_word, parse_name, safe_name
 from edgeq.lease import Leases, is_alive
 from edgeq.store.ages import Ages
 from edgeq.store.pauses import Pauses
@@ -35,7 +35,9 @@ class LocalStore:
 
     states = FOLDERS
     run_folders = RUN_FOLDERS
-    look_every_s = None  # a store that cannot wake a sleeping worker: how often that looks
+    look_every_s = None  # a store that cannot wake a sleeping worker now: how often that looks
+    is_resident = is_dozing = False  # a worker that stays uses it; it waits outside this board, see `doze`
+    reaps_everywhere = is_reap_due = False  # each worker reaps, not only the elected one; a lease just ran out
     down_max_s, down_jitter = 30, 0  # the longest pause while it is down, and which part of it is left to chance
 
     def __init__(self, config, clock, log, disk, root, home):
@@ -59,6 +61,16 @@ class LocalStore:
         self._ids = None
         self._alive = seam.Lock(self.run + "/alive", shared=True)
         self._heard = 0  # bytes of R/arrivals already read
+
+    def can_hold(self, id):
+        """For a move: whether a job may have this id here."""
+        return is_word(id)
+
+    def doze(self, now, until, is_idle):
+        """A store beyond this board: wait there for a job, too. (descriptor, instant) or None. Then `hear`; `wake` ends it."""
+
+    def wake(self):
+        """Nothing may come now; what a `doze` brought goes back."""
 
     def path(self, *parts):
         return "/".join((self.home,) + parts)

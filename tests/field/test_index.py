@@ -39,7 +39,7 @@ def test_every_named_test_exists_and_names_its_report():
         assert tests or result.startswith("not here"), report
         assert result in ("holds", "fixed") or result.startswith(("not here: ", "fixed: ", "holds; ")), (report, result)
         for file, name in tests:
-            found = docstrings(HERE / file)
+            found = docstrings(HERE / file if "/" not in file else HERE.parent / file)
             assert name in found, (report, file, name)
             assert report in found[name].partition(":")[0] or name == "test_a_short_soak", (report, name, found[name])
 

@@ -34,6 +34,14 @@ def test_every_peer_has_its_figures(bench):
     assert ours["kib"] < rows["beanstalkd -f0: drain"]["kib"] < rows["SQLite queue: drain"]["kib"]
 
 
+def test_redis_has_its_figures(bench):
+    done = bench("--json", "redis")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["results"]["redis"]
+    assert set(rows) == {"edgeq redis", "RQ (SimpleWorker)", "plain BLMOVE loop"}
+    assert rows["edgeq redis"]["x_rq"] >= 5 and rows["edgeq redis"]["with_server"] > rows["RQ (SimpleWorker)"]["with_server"]
+
+
 @pytest.mark.parametrize("words, mark", (((), "What each promises\n"), (("--markdown",), "## What each promises\n")))
 def test_a_table_says_what_each_promises(bench, words, mark):
     done = bench("idle", *words)

@@ -8,6 +8,7 @@ import sys
 
 import redis
 
+from edgeq.api import open_store
 from tests.redis_server import Server, wait_until
 
 QUEUE = "app_jobs"
@@ -35,6 +36,14 @@ class Bench:
     def client(self):
         """A client as a redis-cli user has one."""
         return redis.Redis(port=self.server.port, decode_responses=True)
+
+    def append_conf(self, **keys):
+        with self.conf.open("a") as f:
+            f.write("".join("%s=%s\n" % item for item in keys.items()))
+
+    def elsewhere(self, node="elsewhere"):
+        """The queue as another host has it open: edgeq's Queue. It pokes nobody here."""
+        return open_store(self.url, folder=str(self.root / node), node=node)
 
     def handler(self, type, text=HANDLER):
         path = self.handlers / type

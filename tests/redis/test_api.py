@@ -27,7 +27,7 @@ def text(payload):
 if __name__ == "__main__":
     queue = open_store(sys.argv[1], folder=sys.argv[2], grace_s=1)
     for type, payload in (("crash", {}), ("hang", {}), ("text", "just text")):
-        queue.put(type, payload, id=type, max_attempts=1, timeout_s=1)
+        queue.put(type, payload, id=type, max_attempts=1, timeout_s=1 if type == "hang" else 60)
     Worker(queue, {"crash": crash, "hang": hang, "text": text}, once=True).run()
     print(*(queue.find(id) for id in ("crash", "hang", "text")))
 """

@@ -14,7 +14,8 @@ from tests.redis.bench import QUEUE
 from tests.redis_server import wait_until
 
 REPO = Path(__file__).resolve().parents[2]
-JOBS = 2000 if os.environ.get("FULL") else 500
+JOBS = 2000
+LIGHT = "#!/bin/sh\n: >$OUT/$EDGEQ_ID.$$.ran\n"
 
 
 @pytest.fixture(scope="session")
@@ -87,8 +88,9 @@ def marked(word):
 
 def test_four_workers_two_of_them_killed_lose_no_job(make_bench, supervise):
     bench = make_bench(CONCURRENCY=4)
-    for n in range(JOBS):
-        bench.push("j%d" % n)
+    bench.handler("mail", LIGHT)
+    with bench.client as client:
+        client.lpush(QUEUE, *('{"id":"j%d","task":"mail"}' % n for n in range(JOBS)))
     supervisor = supervise(bench)
     wait_until(lambda: len(supervisor.pids()) == 4, 60, "four workers")
     wait_until(lambda: len(bench.ran()) > 20, 60, "some jobs done")
@@ -104,7 +106,7 @@ def test_four_workers_two_of_them_killed_lose_no_job(make_bench, supervise):
 
 
 def test_stop_leaves_no_grandchild(make_bench, supervise):
-    """B41."""
+    """B41: under Supervisor, whose stop signals only its own child, nothing of a handler's group is left."""
     bench = make_bench()
     bench.handler("nap", "#!/bin/sh\nsleep 31337.%d & sleep 31337.%d & wait\n" % (os.getpid(), os.getpid()))
     word = "31337.%d" % os.getpid()
@@ -124,6 +126,7 @@ def test_a_wrong_password_is_not_tried_again_and_a_redis_that_is_away_is(make_be
 
 
 def test_B40_supervisor_does_not_give_up(make_bench, supervise):
+    """B40: four workers under Supervisor wait for a Redis that comes later."""
     bench = make_bench()
     bench.server.stop()
     supervisor = supervise(bench)

@@ -5,7 +5,7 @@ import pytest
 from edgeq.errors import BadJob, StoreDown
 from edgeq.job import FAILED, INCOMING, Job
 from edgeq.store.base import ALREADY_QUEUED, QUEUED
-from edgeq.store.redis import job_of
+from edgeq.store.fleet.element import job_of
 from tests.conformance.jobs import drain, ids, put, take, where
 from tests.conformance.stores import FACTORIES
 
