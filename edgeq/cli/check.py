@@ -50,7 +50,10 @@ def run(context):
     except EdgeqError as error:  # a store that cannot be read: what was found so far says more
         found.append("store: %s" % error)
     found += _check_python(context)
-    for sentence in found + _look_at_place(store) + _look_at_init(context, store, now):
+    from edgeq.cli.preflight import find_foreign_code
+    foreign = find_foreign_code()
+    notes = ["note: python: " + foreign] if foreign else []
+    for sentence in found + notes + _look_at_place(store) + _look_at_init(context, store, now):
         context.out(escape(sentence, 400))
     context.out("%d finding%s" % (len(found), "" if len(found) == 1 else "s") if found else "clean")
     return NO if found else OK
