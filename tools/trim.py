@@ -111,9 +111,11 @@ class Python:
 
 def find_pythons():
     """The interpreters of this machine, one a minor from 3.11 on."""
-    ask = "import sys, os; print(os.path.realpath(sys.executable), os.path.dirname(os.__file__), sys.base_prefix, *sys.version_info[:2])"
+    ask = ("import sys, os; print(os.path.realpath(sys.executable), os.path.dirname(os.__file__), sys.base_prefix,"
+           " *sys.version_info[:2])")
     found = {}
-    for path in [os.path.realpath(sys.executable), "/usr/bin/python3", *map(shutil.which, ("python3.%d" % n for n in range(11, 20))),
+    for path in [os.path.realpath(sys.executable), "/usr/bin/python3",
+                 *map(shutil.which, ("python3.%d" % n for n in range(11, 20))),
                  *sorted(map(str, Path.home().glob(".pyenv/versions/3.*/bin/python3")))]:
         if path and os.access(path, os.X_OK):
             done = subprocess.run([path, "-IS", "-c", ask], capture_output=True, text=True)
@@ -188,7 +190,7 @@ OF_LIBC = re.compile(r"(ld-linux|libc\.so|libm\.so|libpthread|libdl|librt|libgcc
 
 
 def measure(arch):
-    """{figure: bytes}: as squashfs (xz, as small boards have it) keeps Python, edgeq, and both without the libc that is there anyway."""
+    """{figure: bytes}. Squashfs with xz, as small boards have it; without the libc, which is there anyway, unless said."""
     folder = REPO / "build/trimmed" / arch
     shutil.rmtree(folder, ignore_errors=True)
     root = folder / "root"
@@ -224,7 +226,8 @@ def main(argv):
     archs = argv or list(image.DEBIAN)
     figures = {arch: measure(arch) for arch in archs}
     rows = (("interpreter", "interpreter"), ("modules and extensions", "modules"), ("shared libraries beside libc", "libraries"),
-            ("all this in squashfs (xz)", "python_squashfs"), ("with edgeq", "with_edgeq"), ("Python with libc, without edgeq", "with_libc"))
+            ("all this in squashfs (xz)", "python_squashfs"), ("with edgeq", "with_edgeq"),
+            ("Python with libc, without edgeq", "with_libc"))
     print("KiB: Debian's Python 3.%d, trimmed to docs/python-modules.txt (%d modules)" % (
         figures[archs[0]]["minor"], len(read_modules(figures[archs[0]]["minor"]))))
     print("  %-34s %s" % ("", " ".join("%9s" % arch for arch in archs)))

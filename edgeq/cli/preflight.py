@@ -58,7 +58,7 @@ def find_foreign_code():
     """What it means that this zipapp has no byte code for this Python; empty when it has, or is none."""
     if not seam.__file__.endswith(".py") or not hasattr(seam.__spec__.loader, "archive"):
         return ""
-    return "the byte code in %s is for another Python than this %d.%d: each start compiles the source: make pyz PYTHON=python%d.%d" % (
+    return "%s has no byte code for Python %d.%d: each start compiles the source: make pyz PYTHON=python%d.%d" % (
         (seam.__spec__.loader.archive,) + sys.version_info[:2] * 2)
 
 

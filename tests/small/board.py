@@ -13,7 +13,8 @@ from tests.init.board import PATH, wait_for
 from tests.shell.board import REPO, tool
 from tools import trim
 
-FOLDERS = "bin dev proc run data usr/bin usr/lib usr/lib64 usr/lib/edgeq etc/init.d etc/default etc/edgeq/handlers etc/edgeq.conf.d var"
+FOLDERS = ("bin dev proc run data var usr/bin usr/lib usr/lib64 usr/lib/edgeq etc/init.d etc/default etc/edgeq/handlers"
+           " etc/edgeq.conf.d")
 ABSENT = "zlib ssl sqlite3 decimal _uuid curses multiprocessing".split()
 
 SETUP = """set -e

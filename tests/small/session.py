@@ -34,7 +34,8 @@ def without_a_worker(session):
     says("status", " ready=3 .* delayed=1 ", 2)
     says("work --once")
     assert sorted(session.board.ran()) == ["a", "c"]
-    for option, text in (("-v", r"(?m)^ok +0 +1 "), ("--json", '"done": *2'), ("--prom", "edgeq_done_total.* 2"), ("--all", "done=2")):
+    for option, text in (("-v", r"(?m)^ok +0 +1 "), ("--json", '"done": *2'), ("--prom", "edgeq_done_total.* 2"),
+                         ("--all", "done=2")):
         says("status " + option, text, 2)
     says("ls", "b")
     says("ls done", "a.*\n.*c|c.*\n.*a")

@@ -20,8 +20,9 @@ FULL = os.environ.get("FULL", "") not in ("", "0")
 HERE = trim.find_pythons()
 SUITES = ["trixie", "sid"] if FULL else [] if 13 in HERE else ["trixie"]
 # Part of every interpreter: Modules/Setup.bootstrap.in and what is frozen (Python/frozen.c)
-CORE = set("""_abc _codecs _collections _collections_abc _contextvars _frozen_importlib_external _functools _io _operator _signal _sre _stat
-    _types abc builtins codecs errno genericpath importlib io itertools marshal posix posixpath pwd stat sys time zipimport""".split())
+CORE = set("""_abc _codecs _collections _collections_abc _contextvars _frozen_importlib_external _functools _io _operator _signal
+    _sre _stat _types abc builtins codecs errno genericpath importlib io itertools
+    marshal posix posixpath pwd stat sys time zipimport""".split())
 
 OPTIONAL = {"difflib"}  # "did you mean": tried, and done without
 
@@ -44,7 +45,8 @@ def imported(board):
 
 def test_every_verb_with_the_listed_modules_alone(board):
     """Read-only root, no /tmp, no HOME, no LANG, a library of byte code."""
-    ask = "import sys\nfor name in sys.argv[1:]:\n    try:\n        __import__(name); print(name)\n    except ImportError:\n        pass"
+    ask = ("import sys\nfor name in sys.argv[1:]:\n    try:\n        __import__(name); print(name)\n"
+           "    except ImportError:\n        pass")
     there = board.sh('/usr/bin/python3 -IS -c "$0" ' + " ".join(ABSENT), ask).out.split()
     assert set(there) <= {"zlib"}  # Debian has that in the interpreter itself; nothing asks for it, see below
     assert board.sh("ls -d /tmp; echo >/x; echo >/etc/x; env").code == 0

@@ -1,0 +1,9 @@
+# edgeq for boards without Python: included by the Makefile.
+
+.PHONY: binary
+binary: setup pyz ## dist/edgeq-x86_64 and dist/edgeq-arm: the program with its interpreter, by PyInstaller (ARM under qemu-user)
+	@$(VENV_PYTHON) tools/binary.py
+
+.PHONY: check-binary
+check-binary: setup pyz ## both of them tried in a root with BusyBox and libc only: enqueue, work, kill, recover, status
+	EDGEQ_BINARIES="x86_64 arm" $(PYTEST) -rA tests/small/test_binary.py
