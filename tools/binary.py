@@ -34,7 +34,7 @@ PACKAGES = "python3 python3-dev gcc libc6-dev binutils libc-bin dash bash coreut
 WHEELS = "altgraph packaging pyinstaller-hooks-contrib setuptools".split()
 QEMU = {"x86_64": None, "arm": "qemu-arm-static"}
 MAGIC = (r":edgeq-arm:M::\x7f\x45\x4c\x46\x01\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\x28\x00"
-         r":\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff:%s:F")
+         r":\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff:%s:PF")  # P: BusyBox must see its own argv[0]
 
 LAUNCHER = """#!/bin/sh
 # edgeq with its own interpreter, in the place of the zipapp: the program lies in slim/ beside this file.
@@ -71,6 +71,7 @@ COLLECT(exe, a.binaries, a.datas, strip=True, upx=False, name="slim")
 BASE = "os io abc codecs stat posixpath genericpath _collections_abc struct encodings.latin_1 encodings.ascii".split()
 
 ENTER = """set -e
+mount --make-rprivate /
 root=$1 magic=$2
 shift 2
 if [ -n "$magic" ]; then
@@ -84,16 +85,15 @@ exec chroot "$root" "$@"
 
 
 def emulation(arch):
-    """(more words for unshare, what binfmt_misc is told) to run programs of `arch`."""
+    """(the command that makes the namespaces, what binfmt_misc is told) to run programs of `arch`."""
     if QEMU[arch] is None or os.uname().machine.startswith(arch):
-        return [], ""
-    return ["--user", "--map-root-user"], MAGIC % image.tool(QEMU[arch], "qemu-user-static")
+        return [image.tool("unshare", "util-linux"), "--mount", "--pid", "--fork", "--kill-child"], ""
+    return [sys.executable, str(REPO / "tools/namespace.py")], MAGIC % image.tool(QEMU[arch], "qemu-user-static")
 
 
 def run_inside(arch, root, script, log):
-    more, magic = emulation(arch)
-    words = [image.tool("unshare", "util-linux"), "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", *more,
-             "/bin/sh", "-c", ENTER, "enter", str(root), magic, "/bin/sh", "-c", script]
+    apart, magic = emulation(arch)
+    words = [*apart, "/bin/sh", "-c", ENTER, "enter", str(root), magic, "/bin/sh", "-c", script]
     environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", "PYTHONPATH": "/opt/pyinstaller:/opt/site", "LC_ALL": "C.UTF-8"}
     done = subprocess.run(words, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     if done.returncode:

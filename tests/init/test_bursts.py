@@ -46,7 +46,8 @@ def board(cold_board):
     program = cold_board.root / "usr/lib/edgeq/edgeq.pyz"
     program.rename(program.with_name("real.pyz"))
     cold_board.write("usr/lib/edgeq/edgeq.pyz", COUNTED, 0o755)
-    cold_board.configure(LINGER_S=LINGER_S, SAFETY_SCAN_S=SCAN_S, BASE_DELAY_S=RETRY_S, JITTER=0, CONCURRENCY=4, SPOOL="/data/edgeq")
+    cold_board.configure(LINGER_S=LINGER_S, SAFETY_SCAN_S=SCAN_S, BASE_DELAY_S=RETRY_S, JITTER=0, CONCURRENCY=4,
+                         SPOOL="/data/edgeq")
     cold_board.handler("ok", NOTE)
     cold_board.handler("flaky", NOTE + "; [ $EDGEQ_ATTEMPT -gt 1 ]")
     yield cold_board.boot()

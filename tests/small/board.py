@@ -18,6 +18,7 @@ FOLDERS = ("bin dev proc run data var usr/bin usr/lib usr/lib64 usr/lib/edgeq et
 ABSENT = "zlib ssl sqlite3 decimal _uuid curses multiprocessing".split()
 
 SETUP = """set -e
+mount --make-rprivate /
 mount --bind "$1" "$1"
 mount -t proc proc "$1/proc"
 mount -t tmpfs -o mode=755 tmpfs "$1/run"
@@ -75,8 +76,7 @@ class SmallBoard(init.Board):
         shutil.copy(pyz, self.root / "usr/lib/edgeq/edgeq.pyz")
 
     def command(self):
-        return [tool("unshare"), "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private",
-                "/bin/sh", "-c", SETUP, "setup", str(self.root), str(self.data)]
+        return [tool("unshare"), "--mount", "--pid", "--fork", "--kill-child", "/bin/sh", "-c", SETUP, "setup", str(self.root), str(self.data)]
 
     def boot(self):
         self.console = open(str(self.root) + ".console", "ab")

@@ -33,7 +33,7 @@ def without_a_worker(session):
     says("enqueue --batch </run/batch", "^d$")
     says("status", " ready=3 .* delayed=1 ", 2)
     says("work --once")
-    assert sorted(session.board.ran()) == ["a", "c"]
+    assert sorted(session.board.ran()) == ["a", "c"], session.board.sh("edgeq status; edgeq ls; ls /data/edgeq/default/*")
     for option, text in (("-v", r"(?m)^ok +0 +1 "), ("--json", '"done": *2'), ("--prom", "edgeq_done_total.* 2"),
                          ("--all", "done=2")):
         says("status " + option, text, 2)

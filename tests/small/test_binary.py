@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 from tests.init.board import wait_for
-from tests.shell.board import REPO, tool
+from tests.shell.board import REPO
 from tests.shell.conftest import device_bin  # noqa: F401 the fixture
 from tests.small.board import SETUP, SmallBoard
 from tests.small.session import Session, with_the_service, without_a_worker
@@ -52,16 +52,15 @@ class BinaryBoard(SmallBoard):
             (self.root / "bin" / name).symlink_to("busybox")
 
     def command(self):
-        more, magic = binary.emulation(self.arch)
+        apart, magic = binary.emulation(self.arch)
         setup = SETUP
         if magic:
             setup = SETUP.replace("set -e\n", 'set -e\nmount -t binfmt_misc binfmt "$1/var"\nprintf %s "$3" >"$1/var/register"\n')
-        return [tool("unshare"), "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", *more,
-                "/bin/sh", "-c", setup, "setup", str(self.root), str(self.data), magic]
+        return [*apart, "/bin/sh", "-c", setup, "setup", str(self.root), str(self.data), magic]
 
     def argv(self, script, *words):
         found = super().argv(script, *words)
-        return [found[0], "-U", "--preserve-credentials", *found[1:]] if binary.emulation(self.arch)[1] else found
+        return [found[0], "-U", *found[1:]] if binary.emulation(self.arch)[1] else found
 
     def workers(self, queue="default"):
         return [pid for pid, words in self.processes().items() if re.search(r"slim/edgeq work --queue %s( |$)" % queue, words)]
