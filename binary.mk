@@ -5,5 +5,5 @@ binary: setup pyz ## dist/edgeq-x86_64 and dist/edgeq-arm: the program with its 
 	@$(VENV_PYTHON) tools/binary.py
 
 .PHONY: check-binary
-check-binary: setup pyz ## both of them tried in a root with BusyBox and libc only: enqueue, work, kill, recover, status
+check-binary: setup pyz ## both tried with BusyBox and libc only: every verb in a root, then a machine in QEMU: kill, power cut, recover
 	EDGEQ_BINARIES="x86_64 arm" $(PYTEST) -rA tests/small/test_binary.py

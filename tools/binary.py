@@ -7,8 +7,8 @@
 
 Put both into /usr/lib/edgeq after `make install`. The modules are those of docs/python-modules.txt.
 
-It is built inside a root made of Debian's packages (tools/image.py), nothing of this machine's Python is in it, so the glibc of that
-Debian is the oldest it runs on (printed). PyInstaller comes from its source, because there is no wheel for 32-bit ARM: its
+It is built inside a root made of Debian's packages (tools/image.py). Nothing of this machine's Python is in it, and the glibc of
+that Debian is the oldest it runs on (printed). PyInstaller comes from its source, because there is no wheel for 32-bit ARM: its
 loader is compiled in the root. ARM runs under qemu-user, which the kernel starts by a binfmt_misc of the build's own user
 namespace: nothing is registered on this machine. A kernel before 6.7 cannot do that; there qemu-arm must be registered already.
 
@@ -16,6 +16,7 @@ build/binary/ARCH/log has what the tools said. tests/small/test_binary.py tries 
 """
 
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -33,8 +34,9 @@ BUILD, DIST = REPO / "build/binary", REPO / "dist"
 PACKAGES = "python3 python3-dev gcc libc6-dev binutils libc-bin dash bash coreutils sed grep".split()
 WHEELS = "altgraph packaging pyinstaller-hooks-contrib setuptools".split()
 QEMU = {"x86_64": None, "arm": "qemu-arm-static"}
+# flags P: BusyBox asks for its argv[0]; F: qemu is opened now, it is not in the root
 MAGIC = (r":edgeq-arm:M::\x7f\x45\x4c\x46\x01\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\x28\x00"
-         r":\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff:%s:PF")  # P: BusyBox must see its own argv[0]
+         r":\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff:%s:PF")
 
 LAUNCHER = """#!/bin/sh
 # edgeq with its own interpreter, in the place of the zipapp: the program lies in slim/ beside this file.
@@ -51,7 +53,8 @@ sys.exit(main(sys.argv[1:]))
 # Analysed as a whole, then filtered: the base modules of PyInstaller cannot be excluded, and most of them nobody asks for.
 SPEC = """import os, zipfile
 kept = set(%(kept)r)
-a = Analysis(["/opt/entry.py"], pathex=["/opt/src"], hiddenimports=%(ours)r, optimize=2, excludes=["sqlite3", "redis", "ssl", "json"])
+a = Analysis(["/opt/entry.py"], pathex=["/opt/src"], hiddenimports=%(ours)r, optimize=2,
+             excludes=["sqlite3", "redis", "ssl", "json"])
 a.pure = [entry for entry in a.pure if entry[0] in kept]
 a.binaries = [entry for entry in a.binaries if "/" not in entry[0] and not entry[0].startswith("lib-dynload")
               or os.path.basename(entry[0]).split(".")[0] in kept]
@@ -94,7 +97,8 @@ def emulation(arch):
 def run_inside(arch, root, script, log):
     apart, magic = emulation(arch)
     words = [*apart, "/bin/sh", "-c", ENTER, "enter", str(root), magic, "/bin/sh", "-c", script]
-    environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", "PYTHONPATH": "/opt/pyinstaller:/opt/site", "LC_ALL": "C.UTF-8"}
+    environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", "PYTHONPATH": "/opt/pyinstaller:/opt/site",
+               "LC_ALL": "C.UTF-8"}
     done = subprocess.run(words, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     if done.returncode:
         log.flush()
@@ -151,12 +155,19 @@ def freeze(arch, root, log):
     run_inside(arch, root, "cd /opt && python3 -m PyInstaller --distpath /opt/out --workpath /opt/work --noconfirm edgeq.spec", log)
 
 
+def fingerprint():
+    digest = hashlib.sha256()
+    for path in [Path(__file__), trim.MODULES] + [REPO / name for name in build_pyz.find_modules(str(REPO))]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def build(arch):
     """dist/edgeq-ARCH, unless it is there and of today's source; its path. One builder at a time."""
     BUILD.mkdir(parents=True, exist_ok=True)
     with open(BUILD / (arch + ".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        target, made_of = DIST / ("edgeq-" + arch), image.fingerprint()
+        target, made_of = DIST / ("edgeq-" + arch), fingerprint()
         stamp = BUILD / (arch + ".made-of")
         if stamp.exists() and stamp.read_text() == made_of and target.exists():
             return target

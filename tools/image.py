@@ -245,8 +245,8 @@ def write(path, text, mode=0o644):
     path.chmod(mode)
 
 
-def make_root(root, debs, arch):
-    """A root file system without edgeq."""
+def make_root(root, debs, arch, python=True):
+    """A root file system without edgeq; `python`: with an interpreter."""
     stage = root.parent / "stage"
     shutil.rmtree(stage, ignore_errors=True)
     for package, deb in debs.items():
@@ -263,7 +263,8 @@ def make_root(root, debs, arch):
     (root / "bin/flock").unlink(missing_ok=True)
     shutil.copy2(stage / "usr/bin/flock", root / "bin/flock")
     copy_libraries(stage, root)
-    copy_python(stage, root)
+    if python:
+        copy_python(stage, root)
     write(root / "etc/inittab", INITTAB)
     write(root / "etc/fstab", FSTAB)
     write(root / "etc/hostname", "board\n")
@@ -325,6 +326,20 @@ def add_tests(root):
     write(root / "etc/edgeq.conf.d/cut.conf", "BASE_DELAY_S=0\nMAX_ATTEMPTS=99\n")
     write(root / "etc/edgeq.conf.d/bad.conf", "BASE_DELAY_S=0\nMAX_ATTEMPTS=2\n")
     write(root / "etc/init.d/S84early", "#!/bin/sh\n[ \"$1\" != start ] || edgeq enqueue note\n", 0o755)
+
+
+def build_without_python(arch, program, path):
+    """A root at `path` with BusyBox, libc and edgeq whose zipapp is `program` (tools/binary.py), and no other library."""
+    root = path.parent / (path.stem + ".d")
+    debs = Apt(arch).fetch_all(["busybox-static", "libc6", "util-linux"])
+    make_root(root, {deb.name: deb for deb in debs}, arch, python=False)
+    for library in list((root / "usr/lib").rglob("*.so*")):
+        if not re.match(r"ld-linux|lib(c|m|dl|pthread|rt|gcc_s)\.so", library.name):
+            shutil.rmtree(library) if library.is_dir() else library.unlink()
+    add_edgeq(root)
+    add_tests(root)
+    shutil.copytree(program, root / "usr/lib/edgeq", symlinks=True, dirs_exist_ok=True)
+    squash(root, path)
 
 
 def make_initrd(path, busybox, modules, f2fs):
@@ -399,13 +414,13 @@ def _build(arch):
     return image
 
 
-def qemu(arch, data, kind_of_data="ext4", others=()):
+def qemu(arch, data, kind_of_data="ext4", others=(), root=None):
     """The command that boots the image with `data` (a file or an nbd: address) as its second disk, and `others` as vdc and so on,
-    whose changes are not kept; console on stdio, software emulation."""
+    whose changes are not kept; console on stdio, software emulation. `root`: instead of the image's own."""
     image = IMAGES / arch
     kind = {"x86_64": "virtio-blk-pci", "arm": "virtio-blk-device"}[arch]
     memory_mb = MEMORY_MB[arch] + (F2FS_MB if kind_of_data == "f2fs" else 0)
-    disks = [("root", image / "root.squashfs", ",readonly=on"), ("data", data, ",cache=writeback")]
+    disks = [("root", root or image / "root.squashfs", ",readonly=on"), ("data", data, ",cache=writeback")]
     disks += [("other%d" % n, path, ",snapshot=on,cache=unsafe") for n, path in enumerate(others)]
     command = {"x86_64": [tool("qemu-system-x86_64", "qemu-system-x86"), "-M", "pc", "-cpu", "qemu64"],
                "arm": [tool("qemu-system-arm", "qemu-system-arm"), "-M", "virt", "-cpu", "cortex-a7"]}[arch]

@@ -76,7 +76,8 @@ class SmallBoard(init.Board):
         shutil.copy(pyz, self.root / "usr/lib/edgeq/edgeq.pyz")
 
     def command(self):
-        return [tool("unshare"), "--mount", "--pid", "--fork", "--kill-child", "/bin/sh", "-c", SETUP, "setup", str(self.root), str(self.data)]
+        return [tool("unshare"), "--mount", "--pid", "--fork", "--kill-child", "/bin/sh", "-c", SETUP, "setup",
+                str(self.root), str(self.data)]
 
     def boot(self):
         self.console = open(str(self.root) + ".console", "ab")
