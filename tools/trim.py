@@ -1,6 +1,7 @@
 """How small Python can get: an interpreter with the modules of docs/python-modules.txt and nothing else.
 
     python3 tools/trim.py [x86_64 | arm ...]     bytes of the parts, and of the whole as squashfs keeps it, with edgeq
+    python3 tools/trim.py --prune DIR            remove all else from DIR, the usr/lib/python3.N of an image
 
 From Debian's packages, unpacked and not installed (tools/image.py): what Buildroot would compile is taken ready made, so the
 figures are on the safe side: Debian's interpreter has 50 extension modules built in and links libz and libexpat.
@@ -186,6 +187,22 @@ def copy_module(source, name, library):
     raise SystemExit("trim: no module %s in %s" % (name, source))
 
 
+def prune(library):
+    """Remove every module that is not in the list, of an image's library."""
+    found = re.fullmatch(r"python3\.(\d+)", library.name)
+    if not found or not library.is_dir() or library.resolve() == Path(os.__file__).resolve().parent:
+        raise SystemExit("trim: %s: not the folder usr/lib/python3.N of an image" % library)
+    kept = read_modules(int(found[1]))
+    for path in sorted(library.rglob("*"), reverse=True):
+        if path.is_dir() and not path.is_symlink():
+            if not any(path.iterdir()) and path.name != "lib-dynload":
+                path.rmdir()
+            continue
+        name = str(path.relative_to(library)).replace("lib-dynload/", "").split(".")[0].removesuffix("/__init__").replace("/", ".")
+        if kept.get(name) != ("c" if path.suffix == ".so" else "python"):
+            path.unlink()
+
+
 OF_LIBC = re.compile(r"(ld-linux|libc\.so|libm\.so|libpthread|libdl|librt|libgcc_s)")
 
 
@@ -223,6 +240,8 @@ def squash(root, path):
 
 
 def main(argv):
+    if argv[:1] == ["--prune"] and len(argv) == 2:
+        return prune(Path(argv[1]))
     archs = argv or list(image.DEBIAN)
     figures = {arch: measure(arch) for arch in archs}
     rows = (("interpreter", "interpreter"), ("modules and extensions", "modules"), ("shared libraries beside libc", "libraries"),

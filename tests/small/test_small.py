@@ -6,6 +6,7 @@ case, and on the one of Debian's unstable). The zipapp is the one of dist/, whos
 
 import os
 import re
+import shutil
 import sys
 
 import pytest
@@ -66,3 +67,19 @@ def test_no_module_is_listed_that_nothing_loads(board):
     listed, found = set(trim.read_modules(board.python.minor)), imported(board)
     assert sorted(found - CORE - OPTIONAL - listed) == [], "docs/python-modules.txt lacks these"
     assert sorted(listed - {"os"} - found) == [], "docs/python-modules.txt has these and nothing loads them"
+
+
+def test_an_image_is_pruned_to_the_list(tmp_path):
+    python = HERE[min(HERE)]
+    whole = tmp_path / python.library.name
+    shutil.copytree(python.library, whole, symlinks=True, ignore=shutil.ignore_patterns("site-packages", "dist-packages", "test"))
+    trim.prune(whole)
+    trim.lay_python(python, tmp_path / "root")
+    wanted = tmp_path / "root/usr/lib" / python.library.name
+    assert listing(whole) == listing(wanted)
+    with pytest.raises(SystemExit):
+        trim.prune(tmp_path / "root")
+
+
+def listing(folder):
+    return sorted(str(path.relative_to(folder)).replace(".pyc", ".py") for path in folder.rglob("*"))
