@@ -1,6 +1,6 @@
 """What edgeq costs a board, next to the bare interpreter, measured in the same run: here, and on 32-bit ARM under QEMU.
 
-    python3 tools/footprint.py [--json] [--no-arm] [--jobs N] [--pairs N] [--gate]
+    python3 tools/footprint.py [--json] [--no-arm] [--jobs N] [--waiting N] [--pairs N] [--gate]
 
 start      CPU of `edgeq.pyz work --once` on an empty spool, against `python -IS -c pass`:
            the median over pairs that ran one after the other (user + system, by wait4)
@@ -44,7 +44,7 @@ WRAPPER = os.path.join(REPO, "overlay/usr/bin/edgeq")
 PROBE = os.path.join(REPO, "tools/probe.py")
 LIMIT_S, ARM_LIMIT_S = 300, 1800
 SCANS = 4
-WAITING, BURSTS, ARM_JOBS = 10000, 5, 500
+BURSTS, ARM_JOBS = 5, 500
 KB = 1024
 
 WRITES = set("""
@@ -141,11 +141,11 @@ def measure_import(place, pairs):
     return pair_runs(bare, imported, place.environment, pairs)
 
 
-def measure_costs(place, jobs, pairs):
+def measure_costs(place, jobs, waiting, pairs):
     """What tools/probe.py finds on this machine."""
     root = os.path.join(place.root, "probe")
     os.mkdir(root)
-    words = [place.python, "-IS", PROBE, root, PYZ, WRAPPER, str(jobs), str(WAITING), str(pairs), str(BURSTS),
+    words = [place.python, "-IS", PROBE, root, PYZ, WRAPPER, str(jobs), str(waiting), str(pairs), str(BURSTS),
              need("busybox", "busybox-static"), "sh"]
     return read_probe(subprocess.run(words, capture_output=True, text=True))
 
@@ -156,7 +156,7 @@ def read_probe(done):
     return ast.literal_eval(done.stdout.strip().splitlines()[-1])
 
 
-def measure_arm(jobs, pairs):
+def measure_arm(jobs, waiting, pairs):
     """The same in the ARM image, by its console. The data partition brings probe.py along."""
     folder = image.build("arm")
     with tempfile.TemporaryDirectory(prefix="edgeq-footprint-") as root:
@@ -168,12 +168,12 @@ def measure_arm(jobs, pairs):
         subprocess.run([image.tool("mkfs.ext4", "e2fsprogs"), "-q", "-F", "-N", "16384", "-d", root + "/files", data], check=True)
         command = image.qemu("arm", data) + ["-icount", "shift=5,sleep=off"]
         with open(folder / "footprint.log", "wb") as transcript:
-            return ask_board(command, transcript, jobs, pairs)
+            return ask_board(command, transcript, (jobs, waiting, pairs, BURSTS))
 
 
-def ask_board(command, transcript, jobs, pairs):
+def ask_board(command, transcript, numbers):
     line = ("/etc/init.d/S85edgeq stop; mkdir /data/probe; python3 -IS /data/probe.py /data/probe /usr/lib/edgeq/edgeq.pyz"
-            " /usr/bin/edgeq %d %d %d %d /bin/sh 2>&1; echo END $?\n" % (jobs, WAITING, pairs, BURSTS))
+            " /usr/bin/edgeq %d %d %d %d /bin/sh 2>&1; echo END $?\n" % numbers)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as qemu:
         try:
             said = ""
@@ -249,18 +249,18 @@ def list_modules(place):
     return {"edgeq": ours, "stdlib": [name for name in names if name not in ours]}
 
 
-def measure(python, pairs, jobs, arm):
+def measure(python, pairs, jobs, waiting, arm):
     if not os.path.exists(PYZ):
         stop("no %s: make pyz" % PYZ)
     with tempfile.TemporaryDirectory(prefix="edgeq-footprint-") as root:
         place = Place(root, python)
         version = subprocess.run([python, "-IS", "-V"], capture_output=True, text=True).stdout.strip()
         figures = {"python": version, "machine": os.uname().machine, "import": measure_import(place, pairs),
-                   "costs": {os.uname().machine: measure_costs(place, jobs, pairs)}, "idle": measure_idle(place),
+                   "costs": {os.uname().machine: measure_costs(place, jobs, waiting, pairs)}, "idle": measure_idle(place),
                    "size": measure_size(place), "modules": list_modules(place)}
     if arm:
         # with instructions counted, one run is like the other; emulated jobs are slow
-        figures["costs"]["ARM"] = measure_arm(min(jobs, ARM_JOBS), min(pairs, 3))
+        figures["costs"]["ARM"] = measure_arm(min(jobs, ARM_JOBS), waiting, min(pairs, 3))
     return figures
 
 
@@ -321,13 +321,14 @@ def main(argv):
     parser = argparse.ArgumentParser(prog="footprint.py", description="What edgeq costs, next to the bare interpreter.")
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     parser.add_argument("--jobs", type=int, default=3000, metavar="N", help="jobs to run before dirty is read again (0: none)")
+    parser.add_argument("--waiting", type=int, default=10000, metavar="N", help="jobs that wait when dirty is read once more")
     parser.add_argument("--pairs", type=int, default=21, metavar="N", help="paired runs for the start")
     parser.add_argument("--python", default=os.path.realpath(sys.executable), metavar="PATH",
                         help="the interpreter to measure with")
     parser.add_argument("--gate", action="store_true", help="exit 1 when a figure is over its aim")
     parser.add_argument("--no-arm", action="store_true", help="do not boot the ARM image")
     options = parser.parse_args(argv)
-    figures = measure(options.python, options.pairs, options.jobs, not options.no_arm)
+    figures = measure(options.python, options.pairs, options.jobs, options.waiting, not options.no_arm)
     if options.json:
         print(json.dumps(figures, indent=2))
     else:
