@@ -94,6 +94,9 @@ class Fire:
     def uptime(self):
         return float(self.board.sh("cut -d' ' -f1 /proc/uptime").out)
 
+    def accepted_n(self):
+        return len(self.board.sh("cat /data/queued 2>/dev/null").out.split())
+
     def burst(self, size):
         lines = []
         for _ in range(size):
@@ -119,9 +122,9 @@ class Fire:
             self.troubles.append((before - 1, self.uptime() + 2))
 
     def go(self, jobs_n):
-        end_n = self.made_n + jobs_n
-        while self.made_n < end_n:
-            producer = self.burst(min(self.rng.randint(1, BURST_N), end_n - self.made_n))
+        end_n = self.accepted_n() + jobs_n
+        while (left_n := end_n - self.accepted_n()) > 0:
+            producer = self.burst(min(self.rng.randint(1, BURST_N), left_n))
             if self.rng.random() < 0.5:
                 time.sleep(self.rng.uniform(0, 0.4))
                 self.kill_somebody()
