@@ -6,4 +6,4 @@ binary: setup pyz ## dist/edgeq-x86_64 and dist/edgeq-arm: the program with its 
 
 .PHONY: check-binary
 check-binary: setup pyz ## both tried with BusyBox and libc only: every verb in a root, then a machine in QEMU: kill, power cut, recover
-	EDGEQ_BINARIES="x86_64 arm" $(PYTEST) -rA tests/small/test_binary.py
+	$(PYTEST) -rA tests/small/try_binary.py

@@ -12,7 +12,7 @@ that Debian is the oldest it runs on (printed). PyInstaller comes from its sourc
 loader is compiled in the root. ARM runs under qemu-user, which the kernel starts by a binfmt_misc of the build's own user
 namespace: nothing is registered on this machine. A kernel before 6.7 cannot do that; there qemu-arm must be registered already.
 
-build/binary/ARCH/log has what the tools said. tests/small/test_binary.py tries the result.
+build/binary/ARCH/log has what the tools said. tests/small/try_binary.py tries the result.
 """
 
 import fcntl
