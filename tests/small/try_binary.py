@@ -1,6 +1,6 @@
 """The program with its own interpreter (tools/binary.py) in a root that has BusyBox and libc and nothing else.
 
-For `make check-binary`, which names this file: building takes minutes, so `make test` does not. EDGEQ_BINARIES="x86_64": that alone.
+For `make check-binary`, which names this file: building takes minutes, so `make test` does not. EDGEQ_BINARIES=arm: one alone.
 """
 
 import os
