@@ -1,23 +1,31 @@
-"""What edgeq costs a board, next to the bare interpreter, measured in the same run.
+"""What edgeq costs a board, next to the bare interpreter, measured in the same run: here, and on 32-bit ARM under QEMU.
 
-    python3 tools/footprint.py [--json] [--jobs N] [--pairs N] [--gate]
+    python3 tools/footprint.py [--json] [--no-arm] [--jobs N] [--waiting N] [--pairs N] [--gate]
 
-start     CPU of `edgeq.pyz work --once` on an empty spool, against `python -IS -c pass`:
-          the median over pairs that ran one after the other (user + system, by wait4)
-import    the same for importing the worker and no more
-dirty     Private_Dirty of an idle worker, blocked in poll, against an interpreter
-          blocked in read: RAM that cannot be dropped. RSS counts shared text too
-growth    of dirty after N jobs
-size      the zipapp as it is, and as a squashfs root keeps it
-idle      calls that write below the spool, and wake-ups, over some safety scans
+start      CPU of `edgeq.pyz work --once` on an empty spool, against `python -IS -c pass`:
+           the median over pairs that ran one after the other (user + system, by wait4)
+import     the same for importing the worker and no more
+dirty      Private_Dirty of an idle worker, blocked in poll, against an interpreter
+           blocked in read: RAM that cannot be dropped. RSS counts shared text too
+growth     of dirty after N jobs; and dirty of a worker that found N jobs waiting
+CPU a job  of the worker alone: what its handlers use is not in it
+on demand  dirty of the guard, when it is alone; CPU of a burst of one job, from the poke
+           until the guard is alone again
+size       the zipapp as it is, and as a squashfs root keeps it
+idle       calls that write below the spool, and wake-ups, over some safety scans
+
+On ARM the image of tools/image.py boots with -icount: its clock counts instructions, so the ratios are those of the program and
+do not depend on this machine. tools/probe.py measures in both places.
 
 Figures over their aim are marked; --gate makes them exit 1.
 """
 
 import argparse
+import ast
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import statistics
@@ -28,9 +36,15 @@ import time
 import zipfile
 
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, REPO)
+from tools import image  # noqa: E402
+
 PYZ = os.path.join(REPO, "dist", "edgeq.pyz")
-LIMIT_S = 300
+WRAPPER = os.path.join(REPO, "overlay/usr/bin/edgeq")
+PROBE = os.path.join(REPO, "tools/probe.py")
+LIMIT_S, ARM_LIMIT_S = 300, 1800
 SCANS = 4
+BURSTS, ARM_JOBS = 5, 500
 KB = 1024
 
 WRITES = set("""
@@ -66,13 +80,6 @@ def pair_runs(bare, ours, environment, pairs):
     runs = [(cpu_ms(bare, environment), cpu_ms(ours, environment)) for _ in range(pairs + 1)][1:]
     return {"bare_ms": statistics.median(b for b, _ in runs), "ms": statistics.median(o for _, o in runs),
             "ratio": statistics.median(o / b for b, o in runs)}
-
-
-def memory_kb(pid):
-    """{dirty, rss} in KiB."""
-    with open("/proc/%d/smaps_rollup" % pid) as f:
-        fields = dict(re.findall(r"^(\w+): +(\d+) kB", f.read(), re.M))
-    return {"dirty": int(fields["Private_Dirty"]), "rss": int(fields["Rss"])}
 
 
 def wait_for(question, what, process):
@@ -127,49 +134,66 @@ class Place:
         if worker.wait(LIMIT_S):
             stop("the worker ended with exit %d" % worker.returncode)
 
-    def enqueue(self, n):
-        lines = b'{"type":"noop"}\n' * n
-        child = subprocess.run(self.command("enqueue", "--batch"), env=self.environment, input=lines, capture_output=True)
-        if child.returncode:
-            stop("enqueue --batch: exit %d: %s" % (child.returncode, child.stderr.decode().strip()))
 
-    def done(self):
-        line = subprocess.run(self.command("status"), env=self.environment, capture_output=True, text=True).stdout
-        return int((re.search(r" done=(\d+)", line) or [0, 0])[1])
-
-
-def measure_start(place, pairs):
+def measure_import(place, pairs):
     bare = [place.python, "-IS", "-c", "pass"]
     imported = [place.python, "-IS", "-c", "import sys; sys.path.insert(0, sys.argv[1]); import edgeq.worker", PYZ]
-    cpu_ms(place.command("work", "--once"), place.environment)          # lays out the spool
-    return {"start": pair_runs(bare, place.command("work", "--once"), place.environment, pairs),
-            "import": pair_runs(bare, imported, place.environment, pairs)}
+    return pair_runs(bare, imported, place.environment, pairs)
 
 
-def measure_bare_memory(place):
-    child = subprocess.Popen([place.python, "-IS", "-c", "import posix; posix.write(1, b'x'); posix.read(0, 1)"],
-                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with child:
-        child.stdout.read(1)
-        wait_for(lambda: sleeps(child.pid), "the interpreter sleeps", child)
-        return memory_kb(child.pid)
+def measure_costs(place, jobs, waiting, pairs):
+    """What tools/probe.py finds on this machine."""
+    root = os.path.join(place.root, "probe")
+    os.mkdir(root)
+    words = [place.python, "-IS", PROBE, root, PYZ, WRAPPER, str(jobs), str(waiting), str(pairs), str(BURSTS),
+             need("busybox", "busybox-static"), "sh"]
+    return read_probe(subprocess.run(words, capture_output=True, text=True))
 
 
-def measure_memory(place, jobs):
-    bare = measure_bare_memory(place)
-    worker = place.start_worker()
-    idle = memory_kb(worker.pid)
-    figures = {"bare": bare, "idle": idle, "over_bare_kb": idle["dirty"] - bare["dirty"]}
-    if jobs:
-        before, begun = place.done(), time.monotonic()
-        place.enqueue(jobs)
-        wait_for(lambda: place.done() - before >= jobs, "%d jobs are done" % jobs, worker)
-        figures["jobs_per_s"] = jobs / (time.monotonic() - begun)
-        place.wait_idle(worker)
-        after = memory_kb(worker.pid)
-        figures.update(jobs=jobs, after=after, growth_kb=after["dirty"] - idle["dirty"])
-    place.stop_worker(worker)
-    return figures
+def read_probe(done):
+    if done.returncode:
+        stop("probe.py: exit %d: %s" % (done.returncode, done.stderr.strip()))
+    return ast.literal_eval(done.stdout.strip().splitlines()[-1])
+
+
+def measure_arm(jobs, waiting, pairs):
+    """The same in the ARM image, by its console. The data partition brings probe.py along."""
+    folder = image.build("arm")
+    with tempfile.TemporaryDirectory(prefix="edgeq-footprint-") as root:
+        os.mkdir(root + "/files")
+        shutil.copy(PROBE, root + "/files")
+        data = root + "/data.img"
+        with open(data, "wb") as file:
+            file.truncate(64 << 20)
+        subprocess.run([image.tool("mkfs.ext4", "e2fsprogs"), "-q", "-F", "-N", "16384", "-d", root + "/files", data], check=True)
+        command = image.qemu("arm", data) + ["-icount", "shift=5,sleep=off"]
+        with open(folder / "footprint.log", "wb") as transcript:
+            return ask_board(command, transcript, (jobs, waiting, pairs, BURSTS))
+
+
+def ask_board(command, transcript, numbers):
+    line = ("/etc/init.d/S85edgeq stop; mkdir /data/probe; python3 -IS /data/probe.py /data/probe /usr/lib/edgeq/edgeq.pyz"
+            " /usr/bin/edgeq %d %d %d %d /bin/sh 2>&1; echo END $?\n" % numbers)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as qemu:
+        try:
+            said = ""
+            for what in ("CONSOLE is ready", "\nEND "):
+                end = time.monotonic() + ARM_LIMIT_S
+                while what not in said:
+                    if not select.select([qemu.stdout], [], [], 1)[0]:
+                        if time.monotonic() > end or qemu.poll() is not None:
+                            stop("the ARM board did not answer; its console ends: " + said[-500:])
+                        continue
+                    part = os.read(qemu.stdout.fileno(), 65536).replace(b"\r", b"")
+                    transcript.write(part)
+                    said += part.decode("utf-8", "replace")
+                if what.startswith("CONSOLE"):
+                    qemu.stdin.write(line.encode())
+                    qemu.stdin.flush()
+        finally:
+            qemu.kill()
+    found = re.search(r"(?m)^\{'jobs_n'.*\}$", said)
+    return ast.literal_eval(found[0]) if found else stop("no figures from the ARM board: " + said[-500:])
 
 
 def measure_idle(place):
@@ -225,47 +249,68 @@ def list_modules(place):
     return {"edgeq": ours, "stdlib": [name for name in names if name not in ours]}
 
 
-def measure(python, pairs, jobs):
+def measure(python, pairs, jobs, waiting, arm):
     if not os.path.exists(PYZ):
         stop("no %s: make pyz" % PYZ)
     with tempfile.TemporaryDirectory(prefix="edgeq-footprint-") as root:
         place = Place(root, python)
         version = subprocess.run([python, "-IS", "-V"], capture_output=True, text=True).stdout.strip()
-        return {"python": version, "machine": os.uname().machine, **measure_start(place, pairs),
-                "memory": measure_memory(place, jobs), "idle": measure_idle(place), "size": measure_size(place),
-                "modules": list_modules(place)}
+        figures = {"python": version, "machine": os.uname().machine, "import": measure_import(place, pairs),
+                   "costs": {os.uname().machine: measure_costs(place, jobs, waiting, pairs)}, "idle": measure_idle(place),
+                   "size": measure_size(place), "modules": list_modules(place)}
+    if arm:
+        # with instructions counted, one run is like the other; emulated jobs are slow
+        figures["costs"]["ARM"] = measure_arm(min(jobs, ARM_JOBS), waiting, min(pairs, 3))
+    return figures
+
+
+# what, unit, aim (on ARM another one), how to get it from what the probe found
+COSTS = (
+    ("start: bare", "ms CPU", None, lambda c: c["start"]["bare_ms"]),
+    ("start: work --once", "ms CPU", None, lambda c: c["start"]["ms"]),
+    ("start: ratio", "x", 1.8, lambda c: c["start"]["ratio"]),
+    ("dirty: bare, idle", "KiB", None, lambda c: c["bare"]["dirty"]),
+    ("dirty: worker, idle", "KiB", None, lambda c: c["jobs"]["idle"]["dirty"]),
+    ("dirty: over bare", "KiB", {"ARM": 400, "": 600}, lambda c: c["jobs"]["idle"]["dirty"] - c["bare"]["dirty"]),
+    ("dirty: growth after %(jobs_n)d jobs", "KiB", 256, lambda c: c["jobs"]["after"]["dirty"] - c["jobs"]["idle"]["dirty"]),
+    ("dirty: %(waiting_n)d jobs waiting, over bare", "KiB", None, lambda c: c["waiting"]["dirty"] - c["bare"]["dirty"]),
+    ("RSS: bare", "KiB", None, lambda c: c["bare"]["rss"]),
+    ("RSS: worker", "KiB", None, lambda c: c["jobs"]["idle"]["rss"]),
+    ("CPU of the worker a job", "us", {"": 200}, lambda c: c["jobs"]["cpu_us"]),
+    ("  of a bare start", "x", None, lambda c: c["jobs"]["cpu_us"] / 1000 / c["start"]["bare_ms"]),
+    ("on demand: dirty of the guard, alone", "KiB", 100, lambda c: c["on_demand"]["dirty"]),
+    ("on demand: CPU of a burst of one job", "ms", None, lambda c: c["on_demand"]["burst_ms"]),
+    ("  of a bare start", "x", None, lambda c: c["on_demand"]["burst_ms"] / c["start"]["bare_ms"]),
+)
 
 
 def rows(figures):
-    """(what, value, unit, aim or None)"""
-    start, memory, size, idle = figures["start"], figures["memory"], figures["size"], figures["idle"]
-    yield "start: bare", start["bare_ms"], "ms CPU", None
-    yield "start: work --once", start["ms"], "ms CPU", None
-    yield "start: ratio", start["ratio"], "x", 1.8
-    yield "import of the worker: ratio", figures["import"]["ratio"], "x", None
-    yield "dirty: bare, idle", memory["bare"]["dirty"], "KiB", None
-    yield "dirty: worker, idle", memory["idle"]["dirty"], "KiB", None
-    yield "dirty: over bare", memory["over_bare_kb"], "KiB", 600
-    yield "RSS: bare", memory["bare"]["rss"], "KiB", None
-    yield "RSS: worker", memory["idle"]["rss"], "KiB", None
-    if "jobs" in memory:
-        yield "dirty: growth after %d jobs" % memory["jobs"], memory["growth_kb"], "KiB", None
-        yield "jobs a second (incl. enqueue)", memory["jobs_per_s"], "", None
-    yield "zipapp, stored", size["zipapp"] / KB, "KB", 320
-    yield "  of which byte code", size["byte_code"] / KB, "KB", 160
-    yield "zipapp in squashfs, xz", size["squashfs_xz"] / KB, "KB", 110
-    yield "zipapp in squashfs, gzip", size["squashfs_gzip"] / KB, "KB", None
-    yield "idle: writes below the spool", idle["writes_below_spool"], "", 0
-    yield "idle: wake-ups a safety scan", idle["wakeups_a_scan"], "", 1 + 1 / idle["scans"]
-    yield "idle: system calls a safety scan", idle["calls_a_scan"], "", None
+    """(what, machine, value, unit, aim or None)"""
+    size, idle = figures["size"], figures["idle"]
+    for what, unit, aim, get in COSTS:
+        for machine, costs in figures["costs"].items():
+            wanted = aim.get(machine, None if machine == "ARM" else aim[""]) if isinstance(aim, dict) else aim
+            yield what % costs, machine, get(costs), unit, wanted
+    here = figures["machine"]
+    yield "import of the worker: ratio", here, figures["import"]["ratio"], "x", None
+    yield "modules of the standard library", here, len(figures["modules"]["stdlib"]), "", None
+    yield "zipapp, stored", "", size["zipapp"] / KB, "KB", 320
+    yield "  of which byte code", "", size["byte_code"] / KB, "KB", 160
+    yield "zipapp in squashfs, xz", "", size["squashfs_xz"] / KB, "KB", 110
+    yield "zipapp in squashfs, gzip", "", size["squashfs_gzip"] / KB, "KB", None
+    yield "idle: writes below the spool", here, idle["writes_below_spool"], "", 0
+    yield "idle: wake-ups a safety scan", here, idle["wakeups_a_scan"], "", 1 + 1 / idle["scans"]
+    yield "idle: system calls a safety scan", here, idle["calls_a_scan"], "", None
 
 
 def print_table(figures):
-    print("%s, %s" % (figures["python"], figures["machine"]))
-    for what, value, unit, aim in rows(figures):
+    print("footprint of %s, %s on %s; %s" % (os.path.relpath(PYZ, REPO), figures["python"], figures["machine"],
+                                             "ARM: Debian's armhf image in QEMU, time in instructions of 32 ns"
+                                             if "ARM" in figures["costs"] else "no ARM"))
+    for what, machine, value, unit, aim in rows(figures):
         number = "%d" % value if value == int(value) or value >= 1000 else "%.2f" % value if value < 20 else "%.0f" % value
         note = "" if aim is None else "aim <= %g%s" % (aim, "" if value <= aim else "  OVER")
-        print(("  %-32s %9s %-7s %s" % (what, number, unit, note)).rstrip())
+        print(("  %-42s %-7s %9s %-7s %s" % (what, machine, number, unit, note)).rstrip())
     modules = figures["modules"]
     print("  modules of the worker: %d of edgeq and %s" % (len(modules["edgeq"]), " ".join(modules["stdlib"]) or "no other"))
     for call in figures["idle"]["writes"]:
@@ -276,17 +321,19 @@ def main(argv):
     parser = argparse.ArgumentParser(prog="footprint.py", description="What edgeq costs, next to the bare interpreter.")
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     parser.add_argument("--jobs", type=int, default=3000, metavar="N", help="jobs to run before dirty is read again (0: none)")
+    parser.add_argument("--waiting", type=int, default=10000, metavar="N", help="jobs that wait when dirty is read once more")
     parser.add_argument("--pairs", type=int, default=21, metavar="N", help="paired runs for the start")
     parser.add_argument("--python", default=os.path.realpath(sys.executable), metavar="PATH",
                         help="the interpreter to measure with")
     parser.add_argument("--gate", action="store_true", help="exit 1 when a figure is over its aim")
+    parser.add_argument("--no-arm", action="store_true", help="do not boot the ARM image")
     options = parser.parse_args(argv)
-    figures = measure(options.python, options.pairs, options.jobs)
+    figures = measure(options.python, options.pairs, options.jobs, options.waiting, not options.no_arm)
     if options.json:
         print(json.dumps(figures, indent=2))
     else:
         print_table(figures)
-    over = [what for what, value, _, aim in rows(figures) if aim is not None and value > aim]
+    over = [what for what, _, value, _, aim in rows(figures) if aim is not None and value > aim]
     return 1 if over and options.gate else 0
 
 

@@ -102,12 +102,16 @@ exec busybox switch_root /new /sbin/init
 
 
 def run(*command, **more):
-    """Run it, or stop with what it said."""
+    """Run it, or stop with what it said; what it printed."""
+    return run_bytes(*command, **more).decode("utf-8", "replace")
+
+
+def run_bytes(*command, **more):
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)
     if done.returncode:
         raise SystemExit("image: %s: exit %d: %s" % (" ".join(map(str, command))[:200], done.returncode,
                                                      done.stderr.decode("utf-8", "replace").strip()[-800:]))
-    return done.stdout.decode("utf-8", "replace")
+    return done.stdout
 
 
 def tool(name, package):
@@ -119,11 +123,11 @@ def tool(name, package):
 
 
 class Apt:
-    """apt for another machine: its own lists, status and cache, and nothing of this one's."""
+    """apt for another machine, or for another release of Debian: its own lists, status and cache, and nothing of this one's."""
 
-    def __init__(self, arch):
+    def __init__(self, arch, suite=None):
         self.arch = DEBIAN[arch]
-        self.folder = CACHE / self.arch
+        self.folder = CACHE / (self.arch + ("-" + suite if suite else ""))
         self.debs = self.folder / "debs"
         state = self.folder / "apt"
         for path in (self.debs, state / "lists/partial", state / "cache/archives/partial"):
@@ -133,8 +137,33 @@ class Apt:
         for key, value in (("APT::Architecture", self.arch), ("APT::Architectures", self.arch), ("Dir::State", state),
                            ("Dir::State::lists", state / "lists"), ("Dir::State::status", state / "status"),
                            ("Dir::Cache", state / "cache"), ("APT::Sandbox::User", "root"), ("Acquire::Retries", "3"),
-                           ("Acquire::Languages", "none")):
+                           ("Acquire::Languages", "none"), *self._sources(suite)):
             self.options += ["-o", "%s=%s" % (key, value)]
+
+    def _sources(self, suite):
+        """Options that take the packages from another release, off the mirror that this machine uses."""
+        if not suite:
+            return []
+        lines = run("apt-get", "indextargets", "--format", "$(ORIGIN) $(LABEL) $(COMPONENT) $(REPO_URI)", "Created-By: Packages")
+        found = re.findall(r"^Debian Debian main (\S+)$", lines, re.M)
+        write(self.folder / "sources.list", "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s main\n" % (
+            (found or ["http://deb.debian.org/debian"])[0], suite))
+        return [("Dir::Etc::SourceList", self.folder / "sources.list"), ("Dir::Etc::SourceParts", "/dev/null")]
+
+    def update(self):
+        # a mirror in mid-sync fails some index; what counts is whether the packages can be had
+        subprocess.run(["apt-get", "-q", *self.options, "update"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def fetch_all(self, names):
+        """Deb files of the packages and of all that they depend on, downloaded unless that was done."""
+        archives = self.folder / ("all-" + hashlib.sha256(" ".join(names).encode()).hexdigest()[:12])
+        if not (archives / "whole").exists():
+            (archives / "partial").mkdir(parents=True, exist_ok=True)
+            self.update()
+            run("apt-get", "-q", "-y", *self.options, "-o", "Dir::Cache::archives=%s" % archives, "--no-install-recommends",
+                "--download-only", "install", *names)
+            (archives / "whole").touch()
+        return sorted(archives.glob("*.deb"))
 
     def fetch(self, names):
         """{package: deb file}, downloaded unless all are there. A name like `python3-minimal` stands for what it needs as well."""
@@ -143,8 +172,7 @@ class Apt:
             found = json.loads(manifest.read_text())
             if found["asked"] == names and all((self.debs / name).exists() for name in found["debs"].values()):
                 return {package: self.debs / name for package, name in found["debs"].items()}
-        # a mirror in mid-sync fails some index; what counts is whether the packages can be had
-        subprocess.run(["apt-get", "-q", *self.options, "update"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.update()
         debs = {}
         for name in names:
             for package in [name] + self._resolved(name):
@@ -169,6 +197,17 @@ class Apt:
 
 def unpack(deb, folder):
     run("dpkg-deb", "-x", deb, folder)
+
+
+def unpack_all(debs, root):
+    """A root file system of a merged /usr, no package configured."""
+    for name in ("bin", "sbin", "lib", "lib64"):
+        (root / "usr" / name).mkdir(parents=True, exist_ok=True)
+        if not (root / name).is_symlink():
+            (root / name).symlink_to("usr/" + name)
+    for deb in debs:
+        tar = run_bytes("dpkg-deb", "--fsys-tarfile", deb)
+        run("tar", "-x", "--keep-directory-symlink", "-C", root, input=tar)
 
 
 # --- parts ---------------------------------------------------------------------------------------------------------
@@ -206,8 +245,8 @@ def write(path, text, mode=0o644):
     path.chmod(mode)
 
 
-def make_root(root, debs, arch):
-    """A root file system without edgeq."""
+def make_root(root, debs, arch, python=True):
+    """A root file system without edgeq; `python`: with an interpreter."""
     stage = root.parent / "stage"
     shutil.rmtree(stage, ignore_errors=True)
     for package, deb in debs.items():
@@ -224,7 +263,8 @@ def make_root(root, debs, arch):
     (root / "bin/flock").unlink(missing_ok=True)
     shutil.copy2(stage / "usr/bin/flock", root / "bin/flock")
     copy_libraries(stage, root)
-    copy_python(stage, root)
+    if python:
+        copy_python(stage, root)
     write(root / "etc/inittab", INITTAB)
     write(root / "etc/fstab", FSTAB)
     write(root / "etc/hostname", "board\n")
@@ -286,6 +326,20 @@ def add_tests(root):
     write(root / "etc/edgeq.conf.d/cut.conf", "BASE_DELAY_S=0\nMAX_ATTEMPTS=99\n")
     write(root / "etc/edgeq.conf.d/bad.conf", "BASE_DELAY_S=0\nMAX_ATTEMPTS=2\n")
     write(root / "etc/init.d/S84early", "#!/bin/sh\n[ \"$1\" != start ] || edgeq enqueue note\n", 0o755)
+
+
+def build_without_python(arch, program, path):
+    """A root at `path` with BusyBox, libc and edgeq whose zipapp is `program` (tools/binary.py), and no other library."""
+    root = path.parent / (path.stem + ".d")
+    debs = Apt(arch).fetch_all(["busybox-static", "libc6", "util-linux"])
+    make_root(root, {deb.name: deb for deb in debs}, arch, python=False)
+    for library in list((root / "usr/lib").rglob("*.so*")):
+        if not re.match(r"ld-linux|lib(c|m|dl|pthread|rt|gcc_s)\.so", library.name):
+            shutil.rmtree(library) if library.is_dir() else library.unlink()
+    add_edgeq(root)
+    add_tests(root)
+    shutil.copytree(program, root / "usr/lib/edgeq", symlinks=True, dirs_exist_ok=True)
+    squash(root, path)
 
 
 def make_initrd(path, busybox, modules, f2fs):
@@ -360,13 +414,13 @@ def _build(arch):
     return image
 
 
-def qemu(arch, data, kind_of_data="ext4", others=()):
+def qemu(arch, data, kind_of_data="ext4", others=(), root=None):
     """The command that boots the image with `data` (a file or an nbd: address) as its second disk, and `others` as vdc and so on,
-    whose changes are not kept; console on stdio, software emulation."""
+    whose changes are not kept; console on stdio, software emulation. `root`: instead of the image's own."""
     image = IMAGES / arch
     kind = {"x86_64": "virtio-blk-pci", "arm": "virtio-blk-device"}[arch]
     memory_mb = MEMORY_MB[arch] + (F2FS_MB if kind_of_data == "f2fs" else 0)
-    disks = [("root", image / "root.squashfs", ",readonly=on"), ("data", data, ",cache=writeback")]
+    disks = [("root", root or image / "root.squashfs", ",readonly=on"), ("data", data, ",cache=writeback")]
     disks += [("other%d" % n, path, ",snapshot=on,cache=unsafe") for n, path in enumerate(others)]
     command = {"x86_64": [tool("qemu-system-x86_64", "qemu-system-x86"), "-M", "pc", "-cpu", "qemu64"],
                "arm": [tool("qemu-system-arm", "qemu-system-arm"), "-M", "virt", "-cpu", "cortex-a7"]}[arch]

@@ -50,7 +50,10 @@ def run(context):
     except EdgeqError as error:  # a store that cannot be read: what was found so far says more
         found.append("store: %s" % error)
     found += _check_python(context)
-    for sentence in found + _look_at_place(store) + _look_at_init(context, store, now):
+    from edgeq.cli.preflight import find_foreign_code
+    foreign = find_foreign_code()
+    notes = (["note: python: " + foreign] if foreign else []) + _look_at_time()
+    for sentence in found + notes + _look_at_place(store) + _look_at_init(context, store, now):
         context.out(escape(sentence, 400))
     context.out("%d finding%s" % (len(found), "" if len(found) == 1 else "s") if found else "clean")
     return NO if found else OK
@@ -188,6 +191,17 @@ def _mode_of(path):
 def _check_clock(context, store, now):
     if context.config.clock != "none" and not store.is_trusted(now):
         return ["clock: earlier than the newest job or this program: set the time, or CLOCK=none for a board without one"]
+    return []
+
+
+def _look_at_time():
+    """A `note:` where time_t has 32 bits: edgeq's own arithmetic goes on past 2038, but libc cannot look at a file any more."""
+    from time import gmtime
+    try:
+        gmtime(1 << 31)
+    except OverflowError:
+        return ["note: clock: time has 32 bits in this image: from 2038-01-19T03:14:08Z on no program can look at a file that was"
+                " written since: build its libc for 64-bit time"]
     return []
 
 

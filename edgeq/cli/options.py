@@ -42,6 +42,9 @@ def _converted(verb, word, value, kind):
 
 def suggest(word, known):
     """`, did you mean 'X'?` or nothing."""
-    import difflib  # only ever on the way to an error
+    try:
+        import difflib  # only ever on the way to an error
+    except ImportError:
+        return ""  # a trimmed Python
     near = difflib.get_close_matches(word, list(known), 1, 0.6)
     return ", did you mean '%s'?" % near[0] if near else ""

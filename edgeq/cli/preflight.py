@@ -47,8 +47,19 @@ def run(context):
             store.root, kind, point))
     elif store.disk.is_reduced:
         _warn(config, "NOT DURABLE: %s on %s cannot flush folders" % (kind, point))
+    foreign = find_foreign_code()
+    if foreign:
+        _warn(config, foreign)
     context.out("%s: fit: %s on %s (%s), Python %d.%d.%d" % ((config.queue, store.root, point, kind) + sys.version_info[:3]))
     return OK
+
+
+def find_foreign_code():
+    """What it means that this zipapp has no byte code for this Python; empty when it has, or is none."""
+    if not seam.__file__.endswith(".py") or not hasattr(seam.__spec__.loader, "archive"):
+        return ""
+    return "%s has no byte code for Python %d.%d: each start compiles the source: make pyz PYTHON=python%d.%d" % (
+        (seam.__spec__.loader.archive,) + sys.version_info[:2] * 2)
 
 
 def _warn(config, text):
