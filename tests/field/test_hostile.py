@@ -258,8 +258,9 @@ def test_shell_and_python_read_a_configuration_alike(make_bench, tmp_path):
         + ["SAFETY_SCAN_S=%s" % value
            for value in (".", ".0", ".05", ".1", "0.1", "0.09", "5.", "86400.0", "86400.1", "86401", "1.2.3", "00.5", "0.", "1e3",
                          "12345678901234", "99999.")]
-        + ["A=b", "1=b", "Ä=b", "=b", "a-b=c", "x", "A=b=c", "A='b'", "A=\"b", "A=b #c", "USER=", "QUEUE=q", "STORE=", "CLOCK=",
-           "REQUIRE_MOUNT=", "MAX_JOBS"])]
+        + ["A=b", "1=b", "Ä=b", "=b", "a-b=c", "x", "A=b=c", "A='b'", "A=\"b", "A=b #c", "USER=", "STORE=", "CLOCK=",
+           "QUEUE=q", "QUEUE=-q", "QUEUE=-q\nQUEUE=q", "QUEUE=", "QUEUE=../q", "QUEUE=%s" % ("q" * 65),
+           "REQUIRE_MOUNT=/data", "REQUIRE_MOUNT=x", "REQUIRE_MOUNT=", "MAX_JOBS"])]
     folder = tmp_path / "conf"
     folder.mkdir()
     for n, text in enumerate(files):
