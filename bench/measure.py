@@ -2,13 +2,14 @@
 
 CPU is that of the process that works, of the daemon it talks to and, where commands are run, of these; the kernel's own
 threads are left out. On a shared machine times lie by a factor of two from run to run, so every CPU figure is the least of a
-few rounds, rounds of all contestants alternate, and the table gives ratios beside microseconds. KiB and flushes repeat within
-2 %.
+few rounds (in the shell: the median over pairs with the bare shell), rounds of all contestants alternate, and the table gives
+ratios beside microseconds. KiB and flushes repeat within 2 %.
 """
 
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -205,7 +206,7 @@ def many_shells(size):
 
 
 def shell(size):
-    """CPU of one command, and its ratio to a bare `busybox sh`."""
+    """CPU of one command, and how often that of the bare `busybox sh` beside it: medians, so that a busy machine lies less."""
     with Flash() as flash:
         queue = Queue(flash.path)
         nq = dict(os.environ, NQDIR=flash.folder("nq"))
@@ -222,21 +223,41 @@ def shell(size):
             queue.shell("enqueue", "job", "{}")
             queue.shell("pause")
             queue.start_worker()
-            found = {name: [] for name in commands}
-            for _ in range(size.rounds):
-                for name, (command, environ) in commands.items():
-                    found[name].append(children_cpu(lambda: _repeat(command, environ, size.shells_n)) / size.shells_n)
-            bare = min(found["bare busybox sh"])
-            return {name: {"cpu_us": round(min(all), 0), "ratio": round(min(all) / bare, 2)} for name, all in found.items()}
+            rows = _beside_bare(commands, size.rounds * size.shells_n)
+        finally:
+            queue.close()
+    rows.update(_status_alone(size, commands["bare busybox sh"]))
+    return rows
+
+
+def _status_alone(size, bare):
+    """`status` when the worker is down and 10,000 jobs wait: it counts the names."""
+    with Flash() as flash:
+        queue = Queue(flash.path)
+        try:
+            queue.open().put_many(10000, 1000)
+            row = "edgeq status, no worker, 10,000 waiting"
+            return {row: _beside_bare({"bare": bare, row: (queue.shell_command("status"), queue.environ)}, 4 * size.rounds)[row]}
         finally:
             queue.close()
 
 
-def _repeat(command, environ, n):
-    for _ in range(n):
-        code = subprocess.run(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
-        if code not in (0, 1) or code and "status" not in command:
-            raise SystemExit("bench: %s: exit %d" % (" ".join(command), code))
+def _beside_bare(commands, rounds):
+    """Run each of `commands` in turn, `rounds` times; the first one is what the others are compared with."""
+    found = {name: [] for name in commands}
+    for _ in range(rounds):
+        for name, (command, environ) in commands.items():
+            found[name].append(children_cpu(lambda: _run(command, environ)))
+    bare = found[next(iter(commands))]
+    return {name: {"cpu_us": round(statistics.median(costs)),
+                   "ratio": round(statistics.median(cost / least for cost, least in zip(costs, bare)), 2)}
+            for name, costs in found.items()}
+
+
+def _run(command, environ):
+    code = subprocess.run(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
+    if code not in (0, 1, 2) or code and "status" not in command:
+        raise SystemExit("bench: %s: exit %d" % (" ".join(command), code))
 
 
 # --- a process a job -----------------------------------------------------------------------------------------------------------

@@ -115,6 +115,14 @@ class Status:
             retries, self.delayed, self.failed, self.corrupt, self.held, self.worker, self.durable, self.clock,
             self.flushes, self.written_kb, max(int(self.scan_s), 1), self.exit, self.reason, self.last_error)
 
+    def brief_line(self, free_kb):
+        """The line of R/brief: what the shell's `status` prints, in few bytes and with a single `read`."""
+        retries = ",".join("%d:%d" % item for item in sorted(self.retries.items())) or "-"
+        return " ".join(map(str, (
+            self.pid, self.start, self.boot_id[:8], self.stamp, max(int(self.scan_s), 1), self.exit, self.ready, self.processing,
+            self.done, self.dead, self.oldest, retries, self.delayed, self.failed, self.corrupt, self.held, self.durable,
+            self.clock, free_kb, self.flushes, self.written_kb, self.last_error))).rstrip(" ") + "\n"
+
     def values(self, now, paused, free_kb):
         """The fields of the status line in order, as a dict."""
         oldest_s = max(int(now.boot - self.oldest), 0) if self.oldest else 0

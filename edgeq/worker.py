@@ -55,6 +55,7 @@ class Worker:
         self.tally = Tally()
         self.elected = seam.Lock(self.run_path + "/lock")
         self.name = "%d-%d" % (posix.getpid(), start_time(posix.getpid()))
+        self._take_name()
         self.fifo = "%s/wake/%s" % (self.run_path, self.name)
         self._unsettled = []  # (lease, verdict, outcome) the store could not take
         self._down_until = self._down_wait_s = 0.0
@@ -151,6 +152,14 @@ class Worker:
         path = self.run_path + "/due"
         seam.write_run(path, b"%d\n" % (min(dues) + 1 if dues else 0), 0o644)
         posix.utime(path, ns=(self._looked_ns, self._looked_ns))
+
+    def _take_name(self):
+        """Our process is called `edgeqSTART`: what the shell reads to see that we live (docs/files.md, R/space)."""
+        try:
+            with open("/proc/self/comm", "w") as comm:
+                comm.write("edgeq" + self.name.partition("-")[2])
+        except OSError:
+            pass  # it reads our stat, then
 
     # --- waking and sleeping -----------------------------------------------------------------------------
 
@@ -578,12 +587,13 @@ class Worker:
     # --- status ----------------------------------------------------------------------------------------------------
 
     def _write_status(self, now, worker="up"):
-        """R/status, R/space and our tally: RAM only. The counts are the last listing's, moved by what we did since."""
+        """R/status, R/brief, R/space and our tally: RAM only. The counts are the last listing's, moved by what we did since."""
         self._status_at = now.boot + max(REPORT_GAP_S, self.store.gauges().names_n / 10_000)
         try:
             self._tell(now)
             status = self._make_status(now, worker)
             seam.write_run(self.run_path + "/status", status.run_line().encode("ascii", "replace"), 0o644)
+            seam.write_run(self.run_path + "/brief", status.brief_line(self.guard.free_kb).encode("ascii", "replace"), 0o644)
             self.guard.publish()
             self._is_changed = False
         except OSError as error:

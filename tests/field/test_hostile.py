@@ -236,7 +236,8 @@ def test_shell_and_python_read_a_configuration_alike(make_bench, tmp_path):
     head, _, _ = WRAPPER.read_text().partition("\n#--- clocks ---")
     probe = tmp_path / "probe"
     probe.write_text(
-        head + "\nverb=probe\nconfigure\nprintf '%s|%s|%s|%s|%s|%s|%s|%s|%s|%s\\n' 0 \"${SPOOL%/}\" \"${RUN_DIR%/}\" \"$QUEUE\" "
+        head + "\nverb=probe\n${READER-configure} || { echo -; exit 0; }\n"
+        "printf '%s|%s|%s|%s|%s|%s|%s|%s|%s|%s\\n' 0 \"${SPOOL%/}\" \"${RUN_DIR%/}\" \"$QUEUE\" "
         "\"$MIN_FREE_KB\" \"$MAX_JOBS\" \"$MAX_PAYLOAD_KB\" \"${REQUIRE_MOUNT%/}\" \"$CLOCK\" \"$USER_KEY\"\n")
     files = []
 
@@ -247,20 +248,36 @@ def test_shell_and_python_read_a_configuration_alike(make_bench, tmp_path):
 
     collect()
     files += ["%s=%s\n" % (key, value) for key in sorted(SHELL_KEYS) + ["STORE"] for value in VALUES]
+    usual = ["SPOOL=/data/edgeq", "# a comment, with 'signs'", "LOG=syslog", "  CONCURRENCY=2", "RUN_DIR=/run/x",
+             "MAX_JOBS=1000000"]
+    files += ["\n".join(usual[:n] + [line] + usual[n:]) + "\n" for n in (0, len(usual)) for line in (
+        ["%s=%s" % (key, value) for key in ("MIN_FREE_KB", "MAX_JOBS", "MAX_PAYLOAD_KB", "MAX_ATTEMPTS", "SAFETY_SCAN_S")
+         for value in (0, "00", 1, "01", 9, 10, 64, 512, 999, 1000, 16385, 999999, 9999999, 10000001, 99999999999999, "1x", "")]
+        + ["%s=%s" % (key, value) for key in ("SPOOL", "RUN_DIR")
+           for value in ("/", "//", "/a/", "//a", "/a//b", "a", "", "/ä", "/a b")]
+        + ["SAFETY_SCAN_S=%s" % value
+           for value in (".", ".0", ".05", ".1", "0.1", "0.09", "5.", "86400.0", "86400.1", "86401", "1.2.3", "00.5", "0.", "1e3",
+                         "12345678901234", "99999.")]
+        + ["A=b", "1=b", "Ä=b", "=b", "a-b=c", "x", "A=b=c", "A='b'", "A=\"b", "A=b #c", "USER=", "STORE=", "CLOCK=",
+           "QUEUE=q", "QUEUE=-q", "QUEUE=-q\nQUEUE=q", "QUEUE=", "QUEUE=../q", "QUEUE=%s" % ("q" * 65),
+           "REQUIRE_MOUNT=/data", "REQUIRE_MOUNT=x", "REQUIRE_MOUNT=", "MAX_JOBS"])]
     folder = tmp_path / "conf"
     folder.mkdir()
     for n, text in enumerate(files):
         (folder / ("c%04d" % n)).write_text(text)
     paths = "".join("%s\n" % path for path in sorted(folder.iterdir()))
     script = 'while read -r p; do EDGEQ_CONF=$p sh "$0" 2>>"$1" || echo $?; done'
-    asked = subprocess.run(
+    asked, quick = (subprocess.run(
         [str(bench.bin / "sh"), "-c", script, str(probe), str(tmp_path / "err")], input=paths, capture_output=True, text=True,
-        env={"PATH": str(bench.bin)}, timeout=120)
+        env={"PATH": str(bench.bin), "READER": reader}, timeout=120) for reader in ("configure", "read_plain_conf"))
     told = subprocess.run([os.environ.get("PYTHON", "python3"), "-c", ASK_PYTHON,
                            str(Path(__file__).parents[2])], input=paths, capture_output=True, text=True, timeout=120)
     assert told.returncode == 0, told.stderr
     shell, python = asked.stdout.splitlines(), told.stdout.splitlines()
     assert len(shell) == len(python) == len(files), (asked, told)
+    plain = quick.stdout.splitlines()  # the quick reader takes only what it reads as the careful one does
+    assert len(plain) == len(files) and sum(line != "-" for line in plain) > 60
+    assert [(text, line) for text, line, careful in zip(files, plain, shell) if line not in ("-", careful)] == []
     shell = [line.replace("//", "/") for line in shell]
     python = [line.replace("//", "/") for line in python]
     differ = [(text, ours, theirs) for text, ours, theirs in zip(files, shell, python) if ours != theirs]

@@ -15,6 +15,7 @@ from tests.shell.board import WRAPPER, tool
 
 LIMIT = 65536
 CHECK = re.search(r"^door='\n(.*?)^BEGIN \{", WRAPPER.read_text(), re.S | re.M).group(1)
+PLAIN = re.search(r"^is_plain\(\) \{\n.*?^\}\n", WRAPPER.read_text(), re.S | re.M).group(0)
 LOOP = r'''
 BEGIN {
     while ((getline line) > 0) {
@@ -183,6 +184,41 @@ def test_the_limit_is_on_the_stored_bytes():
     assert [code for code, _ in ask(awks()["busybox"], big)] == [0, 3, 0]
     texts = [b"x" * (LIMIT - 2), b"x" * (LIMIT - 1), b"\n" * (LIMIT // 2)]
     assert [code for code, _ in ask(awks()["busybox"], texts, "text")] == [0, 3, 3]
+
+
+# --- without awk ---------------------------------------------------------------------------------------------------
+
+
+def ask_plain(shell, documents):
+    """[bool] of the shell's own check for each of `documents`, which have no line breaks."""
+    script = PLAIN + "nl='\n'\nset -u\nwhile IFS= read -r doc; do if is_plain \"$doc\"; then echo 1; else echo 0; fi; done"
+    done = subprocess.run([*shell, "-c", script], input=b"".join(document + b"\n" for document in documents), env={"LC_ALL": "C"},
+                          capture_output=True, timeout=120)
+    assert done.returncode == 0 and done.stderr == b"", done.stderr[:500]
+    answers = done.stdout.split()
+    assert len(answers) == len(documents)
+    return [answer == b"1" for answer in answers]
+
+
+SHELLS = {"ash": [tool("busybox"), "sh"], "dash": [tool("dash")]}
+USUAL = [
+    b"{}", b"[]", b"0", b"-0", b"-1.5", b'"a"', b"true", b'{"a":1}', b'{"a": [1, 2.25, {"b": null}], "c": "d, \'*$(x)`"}',
+    b'{"":""}', b'[[],{},[{"a":[]}]]', b'{"url":"https://example.net/hook","n":12345,"ok":false}', b'{"a":"","b":["x","y z"]}']
+
+
+@pytest.mark.parametrize("shell", sorted(SHELLS))
+def test_what_the_shell_takes_for_json_is_json(shell):
+    """It may be wrong in one direction only: what it does not take, awk looks at."""
+    rng = random.Random(20261129)
+    documents = [document for document in GOOD + BAD if not re.search(rb"[\n\0]", document)]
+    while len(documents) < 8000:
+        whole = some_value(rng).encode()
+        documents += [one for one in (whole, damaged(rng, whole), damaged(rng, rng.choice(USUAL))) if b"\n" not in one]
+    taken = [document for document, is_taken in zip(documents, ask_plain(SHELLS[shell], documents)) if is_taken]
+    for document in taken:
+        assert is_json(document) and stored(document) == document, document
+    assert len(taken) > 1000
+    assert all(ask_plain(SHELLS[shell], USUAL))
 
 
 # --- through the wrapper ---------------------------------------------------------------------------------------

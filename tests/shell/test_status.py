@@ -3,11 +3,12 @@
 import os
 import re
 import subprocess
+import sys
 
 import pytest
 
 import edgeq
-from tests.shell.board import BOOT_ID, journal_line, tool, uptime
+from tests.shell.board import BOOT_ID, journal_line, start_time, tool, uptime
 
 ORDER = ("queue ready processing done dead oldest_ready_s retries_1m delayed failed corrupt held paused worker durable clock "
          "free_kb flushes written_kb last_error").split()
@@ -196,6 +197,74 @@ def test_hostile_fields_of_a_living_worker_stay_on_the_line(board):
     board.has_worker(last_error="x\x1b[2J\x07", ready="$((1+1))", oldest="a[$(id)]", retries="1:x,:,9:9:9,$(id)", flushes="08")
     code, line = status(board)
     assert (line["last_error"], line["ready"], line["oldest_ready_s"], line["flushes"]) == ("(not printable)", "0", "0", "8")
+
+
+BRIEF = dict(pid=0, start=0, boot=BOOT_ID[:8], stamp=0, scan_s=60, exit=1, ready=12, processing=1, done=204, dead=3, oldest=0,
+             retries="-", delayed=4, failed=2, corrupt=5, held=6, durable="yes", clock="ok", free_kb=777, flushes=31,
+             written_kb=188, last_error='exit 1: \\"x\\" = \\x0a')
+
+
+def write_brief(board, pid=None, **fields):
+    pid = pid or os.getpid()
+    line = {**BRIEF, "pid": pid, "start": start_time(pid), "stamp": uptime(), **fields}
+    (board.r / "brief").write_text(" ".join(map(str, line.values())) + "\n")
+
+
+def test_a_workers_brief_words_say_the_same_without_a_fork(any_board):
+    board, now = any_board, uptime()
+    retries = "%d:2,%d:3,%d:9" % (now - 5, now - 50, now - 70)
+    board.has_worker(**{**{key: BRIEF[key] for key in BRIEF if key not in ("pid", "start", "boot", "stamp", "free_kb")},
+                        "oldest": now - 48, "retries": retries})
+    at_length = status(board)
+    write_brief(board, oldest=now - 48, retries=retries)
+    log = board.root / "strace"
+    code, line = status(board, prefix=[tool("strace"), "-f", "-qq", "-o", str(log), "-e", "trace=clone,clone3,fork,vfork"])
+    forks_n = len(re.findall(r"(?:clone3?|v?fork)\(.*= \d", log.read_text()))
+    assert forks_n == (0 if board.shell == "ash" else 1)  # dash asks date
+    assert line["free_kb"] == "777" and line["retries_1m"] == "5" and line["last_error"] == BRIEF["last_error"]
+    for key in ("at", "oldest_ready_s", "free_kb"):
+        del line[key], at_length[1][key]
+    assert (code, line) == at_length and code == 1
+
+
+@pytest.mark.parametrize("fields", [
+    {"boot": "00000000"}, {"ready": "08"}, {"ready": "-1"}, {"ready": "$(id)"}, {"ready": "9" * 30}, {"exit": 3}, {"clock": "x"},
+    {"durable": ""}, {"last_error": "\x1b[2J"}, {"ready": "1 2"}, {"free_kb": ""}, {"retries": ""}])
+def test_damaged_brief_words_are_not_believed(board, fields):
+    board.has_worker(ready=3)
+    write_brief(board, **fields)
+    assert status(board)[1]["ready"] == "3"
+
+
+def test_brief_words_of_a_full_disk_a_stalled_worker_and_a_pause(board):
+    write_brief(board, exit=0)
+    (board.q / "paused").write_text("60 1 %s %d\n" % (BOOT_ID, uptime() + 60))
+    assert status(board)[0] == 0 and status(board)[1]["paused"] == "1"
+    board.configure(MIN_FREE_KB=389)  # more than half of what it saw: one looks
+    board.has_worker()
+    assert status(board)[1]["free_kb"] != "777"
+    board.configure()
+    write_brief(board, exit=0, stamp=uptime() - 130)
+    assert status(board)[0] == 2 and status(board)[1]["worker"] == "stalled"
+
+
+def test_a_worker_is_known_by_its_name_and_a_zombie_is_none(board):
+    script = ("import sys; start = open('/proc/self/stat').read().rpartition(')')[2].split()[19]\n"
+              "open('/proc/self/comm', 'w').write('edgeq' + start); print('here', flush=True); sys.stdin.read()")
+    process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        process.stdout.readline()
+        write_brief(board, process.pid)
+        log = board.root / "strace"
+        _, line = status(board, prefix=[tool("strace"), "-qq", "-o", str(log), "-e", "trace=openat"])
+        assert line["worker"] == "up" and "/proc/%d/comm" % process.pid in log.read_text()
+        assert "/proc/%d/stat" % process.pid not in log.read_text()
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert status(board)[1]["worker"] == "down"
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_five_lines_of_shell_read_the_counts_back(board):

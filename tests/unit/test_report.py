@@ -33,6 +33,16 @@ def test_the_line_in_run_comes_back():
     assert line.count("\n") == 1 and vars(parse_run_line(line)) == vars(full())
 
 
+def test_the_brief_line_has_the_same_values_and_fewer_bytes():
+    status = full()
+    line = status.brief_line(4711)
+    words, found = line.rstrip("\n").split(" ", 21), parse_run_line(status.run_line())
+    assert line.count("\n") == 1 and words[:3] == [str(found.pid), str(found.start), found.boot_id[:8]]
+    assert words[6:11] == [str(n) for n in (found.ready, found.processing, found.done, found.dead, found.oldest)]
+    assert words[18:] == ["4711", str(found.flushes), str(found.written_kb), found.last_error]
+    assert len(line) < len(status.run_line()) // 2
+
+
 @pytest.mark.parametrize("text", ("", "garbage", "ready=1 last_error=", "pid=x last_error=", "pid=1"))
 def test_a_line_that_is_none_is_refused(text):
     with pytest.raises(ValueError):

@@ -31,7 +31,7 @@ define EDGEQ_INSTALL_TARGET_CMDS
 	$(INSTALL) -D -m 0644 $(@D)/overlay/etc/edgeq.conf \
 		$(TARGET_DIR)/etc/edgeq.conf
 	$(SED) '/^SPOOL=/d; /^#SPOOL=/d; /^#REQUIRE_MOUNT=/d' \
-		-e '/partition: nothing/d' $(TARGET_DIR)/etc/edgeq.conf
+		-e '/data partition/d' $(TARGET_DIR)/etc/edgeq.conf
 	printf '%s\n' 'SPOOL=$(EDGEQ_SPOOL)' \
 		'QUEUE=$(or $(firstword $(EDGEQ_QUEUES)),default)' \
 		$(if $(EDGEQ_REQUIRE_MOUNT),'REQUIRE_MOUNT=$(EDGEQ_REQUIRE_MOUNT)') \
