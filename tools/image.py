@@ -10,6 +10,7 @@ skeleton and inittab in small, and `make install`.
     vmlinuz, initrd    Debian's kernel; modules for the disks, then switch_root
     root.squashfs      read-only, as on a product
     bare.squashfs      the same without edgeq: what edgeq adds is the difference
+    flash.squashfs     raw flash for the tests: modules, mtd-utils, tools/flash.sh
     figures.json       sizes
 
 The data partition is the tests' affair. qemu(arch, data) is the command that boots it.
@@ -38,6 +39,9 @@ MODULES = {"x86_64": "virtio_pci virtio_blk squashfs crc32c_generic ext4".split(
 # Loaded with `data=f2fs` on the kernel's command line only. Mounting f2fs needs more memory: with 64 MB, ARM ran out of it in one
 # mount of 16.
 F2FS, F2FS_MB = "crc32_generic f2fs".split(), 32
+# With `data=ubifs`. The simulated flash lies in the guest's memory, and copies of it for a moment.
+UBIFS, UBIFS_MB = "crc32_generic deflate lzo zstd ubi ubifs nandsim".split(), 96
+MTD_UTILS = "ubiattach ubidetach ubimkvol flash_erase nandwrite".split()
 LIBRARIES = {"x86_64": [], "arm": ["libgcc-s1"]}
 # Parts of the standard library that no appliance has.
 LEFT_OUT = ("test lib2to3 idlelib tkinter turtledemo pydoc_data ensurepip distutils unittest asyncio multiprocessing email http xml"
@@ -94,7 +98,10 @@ read -r line </proc/cmdline
 case " $line " in *" data=f2fs "*) for module in F2FS; do busybox insmod "/modules/$module.ko"; done ;; esac
 busybox mount -t squashfs -o ro /dev/vda /new || exec busybox sh
 # then the ext4 line of fstab finds the place taken
-case " $line " in *" data=f2fs "*) busybox mount -t f2fs /dev/vdb /new/data ;; esac
+case " $line " in
+*" data=f2fs "*) busybox mount -t f2fs /dev/vdb /new/data ;;
+*" data=ubifs "*) busybox mount -t squashfs -o ro /dev/vdb /new/mnt ;;
+esac
 busybox mount --move /dev /new/dev || exec busybox sh
 busybox umount /proc
 exec busybox switch_root /new /sbin/init
@@ -213,7 +220,7 @@ def make_root(root, debs, arch):
     for package, deb in debs.items():
         if not package.startswith("linux-image"):
             unpack(deb, stage)
-    for folder in "bin dev proc sys run tmp root data etc/init.d usr/bin usr/lib var/lib".split():
+    for folder in "bin dev proc sys run tmp root data mnt etc/init.d usr/bin usr/lib var/lib".split():
         (root / folder).mkdir(parents=True)
     for link, target in (("sbin", "bin"), ("lib", "usr/lib"), ("usr/sbin", "../bin"), ("var/run", "../run"), ("var/log", "../tmp"),
                          ("var/spool", "../tmp"), ("var/tmp", "../tmp")):
@@ -285,7 +292,27 @@ def add_tests(root):
     write(root / "etc/edgeq/handlers/bad", "#!/bin/sh\nset -- $(md5sum)\necho \"$EDGEQ_ID $1\" >>/tmp/ran\nexit 1\n", 0o755)
     write(root / "etc/edgeq.conf.d/cut.conf", "BASE_DELAY_S=0\nMAX_ATTEMPTS=99\n")
     write(root / "etc/edgeq.conf.d/bad.conf", "BASE_DELAY_S=0\nMAX_ATTEMPTS=2\n")
+    write(root / "etc/init.d/S02flash", "#!/bin/sh\n[ \"$1\" = start ] && [ -e /mnt/flash.sh ] || exit 0\n. /mnt/flash.sh\n"
+          "flash_load && flash_open 0 0 /data || echo 'no flash'\n", 0o755)
     write(root / "etc/init.d/S84early", "#!/bin/sh\n[ \"$1\" != start ] || edgeq enqueue note\n", 0o755)
+
+
+def make_flash(folder, deb, kernel, loaded):
+    """flash.squashfs; `loaded`: modules that the initrd has loaded already."""
+    modules = [module for module in module_files(kernel, UBIFS) if module not in loaded]
+    for name in ("bin", "modules"):
+        (folder / name).mkdir(parents=True)
+    for module in modules:
+        shutil.copy(module, folder / "modules")
+    order = [module.name for module in modules if module.name != "nandsim.ko"]
+    write(folder / "modules/order", "".join(name + "\n" for name in order))
+    unpack(deb, folder / "stage")
+    for name in MTD_UTILS:
+        shutil.copy2(folder / "stage/usr/sbin" / name, folder / "bin")
+    shutil.rmtree(folder / "stage")
+    shutil.copy2(REPO / "tools/flash.sh", folder)
+    squash(folder, folder.with_suffix(".squashfs"))
+    shutil.rmtree(folder)
 
 
 def make_initrd(path, busybox, modules, f2fs):
@@ -337,8 +364,9 @@ def _build(arch):
         return image
     shutil.rmtree(image, ignore_errors=True)
     image.mkdir(parents=True)
-    debs = Apt(arch).fetch(["busybox-static", "python3-minimal", "libc6", "zlib1g", "libexpat1", "util-linux", KERNEL[arch]]
-                           + LIBRARIES[arch])
+    debs = Apt(arch).fetch(["busybox-static", "python3-minimal", "libc6", "zlib1g", "libexpat1", "util-linux", "mtd-utils",
+                            KERNEL[arch]] + LIBRARIES[arch])
+    mtd_utils = debs.pop("mtd-utils")  # of the bench, not of the root
     root = image / "root"
     make_root(root, debs, arch)
     bare = squash(root, image / "bare.squashfs")
@@ -351,6 +379,7 @@ def _build(arch):
     modules = module_files(kernel, MODULES[arch])
     f2fs = [module for module in module_files(kernel, MODULES[arch] + F2FS) if module not in modules]
     make_initrd(image / "initrd", root / "bin/busybox", modules, f2fs)
+    make_flash(image / "flash", mtd_utils, kernel, modules)
     shutil.rmtree(kernel)
     shutil.rmtree(root)
     figures = {"arch": arch, "memory_mb": MEMORY_MB[arch], "bare_bytes": bare, "edgeq_bytes": full - bare}
@@ -362,11 +391,13 @@ def _build(arch):
 
 def qemu(arch, data, kind_of_data="ext4", others=()):
     """The command that boots the image with `data` (a file or an nbd: address) as its second disk, and `others` as vdc and so on,
-    whose changes are not kept; console on stdio, software emulation."""
+    whose changes are not kept; console on stdio, software emulation. ubifs: `data` is vdc, the slots of tools/flash.sh."""
     image = IMAGES / arch
     kind = {"x86_64": "virtio-blk-pci", "arm": "virtio-blk-device"}[arch]
-    memory_mb = MEMORY_MB[arch] + (F2FS_MB if kind_of_data == "f2fs" else 0)
-    disks = [("root", image / "root.squashfs", ",readonly=on"), ("data", data, ",cache=writeback")]
+    memory_mb = MEMORY_MB[arch] + {"f2fs": F2FS_MB, "ubifs": UBIFS_MB}.get(kind_of_data, 0)
+    disks = [("root", image / "root.squashfs", ",readonly=on")]
+    disks += [("flash", image / "flash.squashfs", ",readonly=on")] if kind_of_data == "ubifs" else []
+    disks += [("data", data, ",cache=writeback")]
     disks += [("other%d" % n, path, ",snapshot=on,cache=unsafe") for n, path in enumerate(others)]
     command = {"x86_64": [tool("qemu-system-x86_64", "qemu-system-x86"), "-M", "pc", "-cpu", "qemu64"],
                "arm": [tool("qemu-system-arm", "qemu-system-arm"), "-M", "virt", "-cpu", "cortex-a7"]}[arch]

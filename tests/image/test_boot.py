@@ -54,6 +54,14 @@ class Machine:
             self.qemu.stdout.close()
             self.qemu = None
 
+    def take(self):
+        """What the console says now; nothing: QEMU ended."""
+        data = os.read(self.qemu.stdout.fileno(), 65536)
+        self.transcript.write(data.replace(b"\r", b""))
+        self.transcript.flush()
+        self.text += data.decode("utf-8", "replace").replace("\r", "")
+        return data
+
     def await_text(self, pattern, limit_s=LIMIT_S):
         """Read until `pattern` comes after what was already matched; the match."""
         end = time.monotonic() + limit_s
@@ -66,11 +74,7 @@ class Machine:
             left_s = end - time.monotonic()
             assert left_s > 0, "no %r within %d s; the console ends: %s" % (pattern.pattern, limit_s, self.text[-1500:])
             if select.select([self.qemu.stdout], [], [], min(left_s, 1))[0]:
-                data = os.read(self.qemu.stdout.fileno(), 65536)
-                assert data, "QEMU ended; the console ends: %s" % self.text[-1500:]
-                self.transcript.write(data.replace(b"\r", b""))
-                self.transcript.flush()
-                self.text += data.decode("utf-8", "replace").replace("\r", "")
+                assert self.take(), "QEMU ended; the console ends: %s" % self.text[-1500:]
 
     def await_console(self):
         self.await_text("CONSOLE is ready")
