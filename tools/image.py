@@ -290,6 +290,9 @@ def add_tests(root):
     write(root / "etc/edgeq/handlers/slow", "#!/bin/sh\necho $EDGEQ_ID >>/tmp/began\nsleep ${1:-600}\n", 0o755)
     write(root / "etc/edgeq/handlers/cut", "#!/bin/sh\nset -- $(md5sum)\necho \"$EDGEQ_ID $1\" >>/tmp/ran\n", 0o755)
     write(root / "etc/edgeq/handlers/bad", "#!/bin/sh\nset -- $(md5sum)\necho \"$EDGEQ_ID $1\" >>/tmp/ran\nexit 1\n", 0o755)
+    write(root / "etc/edgeq/handlers/boom", "#!/bin/sh\necho \"boom $EDGEQ_ID $EDGEQ_REDELIVERED.\" >/dev/console\n"
+          "exec reboot -f\n", 0o755)
+    write(root / "etc/edgeq.conf.d/boom.conf", "BASE_DELAY_S=0\nMAX_ATTEMPTS=2\n")
     write(root / "etc/edgeq.conf.d/cut.conf", "BASE_DELAY_S=0\nMAX_ATTEMPTS=99\n")
     write(root / "etc/edgeq.conf.d/bad.conf", "BASE_DELAY_S=0\nMAX_ATTEMPTS=2\n")
     write(root / "etc/init.d/S02flash", "#!/bin/sh\n[ \"$1\" = start ] && [ -e /mnt/flash.sh ] || exit 0\n. /mnt/flash.sh\n"

@@ -38,6 +38,7 @@ ARCHS = ("arm", "x86_64") if FULL else ("arm",)
 CHAINS = [(arch, kind, number) for number in range(4 if FULL else 1) for arch in ARCHS for kind in MAKE]
 ACK = re.compile(r"^ack (\S+) (\d+)\n", re.M)
 WAITING = ("incoming", "processing", "failed")
+HARMLESS = ("note:", "code ", "python: no module ctypes", "clock: earlier than the newest job")
 FILLER = "x" * 1600
 DEVICE = {"ubifs": "ubi0:data"}
 
@@ -200,9 +201,9 @@ def judge(parts, acks):
     found = ["the mount is busy"] if "busy" in parts else []
     for part in ("repaired", "check"):
         lines = parts.get(part, [])
-        # Debian's python3-minimal has no ctypes; edgeq says so, and nothing else
-        bad = [line for line in lines if not line.startswith(("note:", "code ", "python: no module ctypes")) and line not in (
-            "clean", "1 finding")]
+        # Debian's python3-minimal has no ctypes, and the next machine's clock may be set back by the seconds that an emulated
+        # one runs fast: edgeq says so, and nothing else
+        bad = [line for line in lines if not line.startswith(HARMLESS) and line not in ("clean", "1 finding", "2 findings")]
         if part in parts and (bad or not {"code 0", "code 1"} & set(lines)):
             found.append("%s: %s" % (part, " / ".join(lines)[:600]))
     places, done = read_list(parts["after"])
