@@ -431,6 +431,14 @@ def print_figures():
     for name, one in cuts.items():
         print("power cuts, %s: %d survived, %d images, %d ids, %d losses, %d findings; without a flush %d losses; %d s" % (
             name, *(one[key] for key in ("cuts", "images", "acks", "losses", "findings", "canary_losses", "wall_s"))))
+    if cuts:
+        sums = {}
+        for name, one in cuts.items():
+            kind = name.split("-")[1]
+            sums[kind] = sums.get(kind, 0) + one["cuts"]
+        print("power cuts: %d survived (%s), %d images, losses %d" % (
+            sum(sums.values()), ", ".join("%s %d" % pair for pair in sorted(sums.items())),
+            *(sum(one[key] for one in cuts.values()) for key in ("images", "losses"))))
 
 
 def main(argv):
