@@ -5,4 +5,6 @@ import sys
 from edgeq.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout = sys.stderr = None  # as in tools/build_pyz.py
+    sys.exit(code)

@@ -64,7 +64,10 @@ def start(argv):
         sys.exit({code})
     sys.argv = argv
     from edgeq.cli import main
-    sys.exit(main(argv[1:]))
+    code = main(argv[1:])
+    # We write to descriptors. What Python itself could not tell (of a wake-up pipe that fails) would make it exit 120.
+    sys.stdout = sys.stderr = None
+    sys.exit(code)
 """.format(version=OLDEST, oldest="%d.%d" % OLDEST, code=NO_SERVICE)
 
 MAIN = """import sys
