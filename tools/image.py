@@ -36,8 +36,8 @@ CONSOLE = {"x86_64": "ttyS0", "arm": "ttyAMA0"}
 # The last module of each line needs the ones that its file names; crc32c is asked for by name only.
 MODULES = {"x86_64": "virtio_pci virtio_blk squashfs crc32c_generic ext4".split(),
            "arm": "virtio_mmio virtio_blk squashfs crc32c_generic ext4".split()}
-# Loaded with `data=f2fs` on the kernel's command line only. Mounting f2fs needs more memory: with 64 MB, ARM ran out of it in one
-# mount of 16.
+# Loaded with `data=f2fs` on the kernel's command line only. With 64 MB ARM mounted a second f2fs 40 times of 40 while nothing
+# ran (28 MB available), but ran out of memory in one mount of 16 while jobs did: the margin is the bench's.
 F2FS, F2FS_MB = "crc32_generic f2fs".split(), 32
 # With `data=ubifs`. The simulated flash lies in the guest's memory, and copies of it for a moment.
 UBIFS, UBIFS_MB = "crc32_generic deflate lzo zstd ubi ubifs nandsim".split(), 96

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from edgeq.errors import Busy, StoreDown
-from edgeq.job import INCOMING, Job
+from edgeq.job import INCOMING, PROCESSING, Job
 from edgeq.store.base import ALREADY_DONE, ALREADY_QUEUED
 
 DROPPED = b'{"id":"by-hand","type":"t","payload":{}}\n'
@@ -97,3 +97,28 @@ def test_the_doubt_ends_with_the_boot(board, monkeypatch):
     store = board.open()
     assert (board.run / "doubt").read_bytes() == b""
     store.close(board.clock.read())
+
+
+def test_in_doubt_a_claim_that_comes_between_still_runs_once(board, store, monkeypatch):
+    """RACE: claimed between look and rename, so the id is in two places: the claim ranks higher, its line ends the other."""
+    now = board.clock.read()
+    fail_once(store, monkeypatch)
+    with pytest.raises(StoreDown):
+        store.enqueue(Job("t", b"{}", id="one"), now)
+    store.reopen(now)
+    leases, real = [], store.disk.replace
+
+    def replace(folder, name, data):
+        monkeypatch.setattr(store.disk, "replace", real)
+        leases.append(store.claim(now))
+        real(folder, name, data)
+    monkeypatch.setattr(store.disk, "replace", replace)
+    assert store.enqueue(Job("t", b"{}", id="one"), now).status == ALREADY_QUEUED
+    assert len(board.ls(INCOMING)) == len(board.ls(PROCESSING)) == 1
+    assert store.claim(now, fresh=True) is None
+    store.ack(leases[0], now)
+    store.flush(now)
+    board.clock.sleep(5)
+    assert store.claim(board.clock.read(), fresh=True) is None
+    assert board.ls(INCOMING) == board.ls(PROCESSING) == [] and store.check(board.clock.read()) == []
+    assert store.enqueue(Job("t", b"{}", id="one"), now).status == ALREADY_DONE
