@@ -9,7 +9,8 @@ image-arm: pyz ## the same for ARMv7
 	@$(PYTHON) tools/image.py arm
 
 .PHONY: check-image
-check-image: setup pyz ## boot both, reboot, pull the plug; transcripts in build/image/*/console.log
+check-image: setup pyz ## boot both, reboot, pull the plug (FULL=1: 200 power cuts); transcripts in build/image
+	rm -f build/image/cuts-*.json
 	$(PYTEST) tests/image
 	@$(PYTHON) tools/image.py --figures
 

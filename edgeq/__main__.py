@@ -5,4 +5,6 @@ import sys
 from edgeq.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout = sys.stderr = None  # what Python itself could not tell (of a wake-up pipe that fails) would make it exit 120
+    sys.exit(code)

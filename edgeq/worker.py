@@ -34,6 +34,7 @@ from edgeq.store.base import Counts, PER_PASS
 
 KILL_AFTER_S = 2  # between TERM and KILL of handlers that outlived the grace of a stop
 SURPLUS_GAP_S = 0.5  # between two passes of prune while there is more to remove
+FROZEN_SCANS = 3  # as in the guard (overlay/usr/bin/edgeq, check_life)
 REPORT_GAP_S = 0.25  # /run/status is written at most so often while busy
 DOWN_FIRST_S = 1
 LINGER_MIN_S = 1.1  # the guard compares times of change in whole seconds, see _write_next_due
@@ -539,7 +540,7 @@ class Worker:
                 self.elected.take(wait=False)
             self.tally.is_elected = self.elected.fd >= 0
             is_up = not self.store.is_broken and now.boot >= self._down_until
-            if is_up and (self.tally.is_elected or self.store.reaps_everywhere):
+            if is_up and (self.tally.is_elected or self.store.reaps_everywhere or self._is_elected_one_frozen(now)):
                 self._reap(now)
             if is_up and self.tally.is_elected:
                 if retain(self.store, now, self.log) >= PER_PASS:  # there may be more: what is bounded is bounded soon
@@ -560,6 +561,12 @@ class Worker:
                 self._reap(now)
             except (OSError, EdgeqError) as error:
                 self._go_down(now, error)
+
+    def _is_elected_one_frozen(self, now):
+        """The lock's holder lives and gives no sign of life: stopped, or hung in the kernel. The guard would kill it; where
+        none watches over it, the others reap meanwhile. That needs no lock: a claim changes hands by one rename (P5)."""
+        stamps = [tally.stamp for tally in read_tallies(self.run_path).values() if tally.is_elected]
+        return bool(stamps) and now.boot - max(stamps) > FROZEN_SCANS * self.config.safety_scan_s + 1
 
     def _restore_run(self):
         """Somebody emptied /run: make it again (B45)."""

@@ -72,7 +72,8 @@ def start(argv):
     sys.argv = argv
     from edgeq.cli import main
     code = main(argv[1:])
-    # everything was written by write(2): to take the interpreter apart would free, for 2 ms, what the kernel frees anyway
+    # Everything was written by write(2): to take the interpreter apart would free, for 2 ms, what the kernel frees anyway, and
+    # what Python itself could not tell (of a wake-up pipe that fails) would make it exit 120.
     import posix
     posix._exit(code or 0)
 """.format(version=OLDEST, oldest="%d.%d" % OLDEST, code=NO_SERVICE)

@@ -86,7 +86,7 @@ def seal(spool):
         spool.journal.carry_seq(spool.seq.newest())
         intake.sync_file_system(spool.disk, spool.home)
     except OSError:
-        spool.is_broken = True
+        spool.lose_faith()
         raise
 
 

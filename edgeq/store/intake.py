@@ -1,7 +1,7 @@
 """The spool's front door and the operator's verbs: everything that looks an id up before it moves a file.
 
 One id names one job while any file or journal line has it [M]. An enqueue with a given id therefore holds `R/id.lock`,
-looks the id up along the way jobs move (and once more, since a job may move past the look-up), and flushes what it found
+looks the id up along the way jobs move (and once more, since a job may move past the look-up), and makes safe what it found
 before it says "already queued". Generated ids contain their own SEQ and a piece of the kernel's uuid: never seen before.
 """
 
@@ -64,7 +64,7 @@ def _standing(spool, job, now):
             continue  # RACE: it moved on between look and open
         try:
             spool._record_of(fd, spool.disk.fstat(fd))
-            spool._flush(fd)
+            spool.make_safe(fd, where, path.rpartition("/")[2])
             return ALREADY_DEAD if where == DLQ else ALREADY_QUEUED
         except BadJob as error:
             if where not in (INCOMING, FAILED):
@@ -182,7 +182,7 @@ def _flush_accepted(spool, fd, id):
     try:
         spool.disk.flush(fd)
     except OSError as error:
-        spool.is_broken = True
+        spool.lose_faith()
         raise StoreDown("enqueue", id, "cannot flush: %s; it may still run" % error.strerror,
                         "repeat with the same --id %s" % id) from None
 
@@ -238,7 +238,7 @@ def _publish_many(spool, fresh):
     try:
         sync_file_system(spool.disk, folder)
     except OSError as error:
-        spool.is_broken = True
+        spool.lose_faith()
         raise StoreDown("enqueue", "batch of %d" % len(fresh), "cannot flush: %s; they may still run" % error.strerror,
                         "repeat with the same ids") from None
 
@@ -335,7 +335,9 @@ def _drop_dropped(spool, path, job, where, entry):
         except FileNotFoundError:
             return  # it moved: looked at again with the next listing
         try:
-            spool._flush(fd)
+            spool.make_safe(fd, where, entry.name)
+        except (PermissionError, Busy):
+            return  # in doubt, and not to be written again now: both stay
         finally:
             spool.disk.close(fd)
     spool._remove(path)

@@ -123,14 +123,16 @@ def _was_kicked(entry, record):
 
 
 def flush(spool, entry):
-    """The waiting job is on the medium; False when it is waiting no more."""
+    """The waiting job is on the medium; False when it is waiting no more, or in doubt and not ours to write again."""
     try:
         fd = spool.disk.open_read(spool.path(entry.path))
     except FileNotFoundError:
         return False
     try:
-        spool._flush(fd)
+        spool.make_safe(fd, entry.state, entry.name)
         return True
+    except PermissionError:
+        return False
     finally:
         spool.disk.close(fd)
 

@@ -8,12 +8,12 @@ a claim is still where its lease says.
 """
 
 import posix
-from posix import O_APPEND, O_CLOEXEC, O_NONBLOCK, O_RDWR, O_WRONLY
+from posix import O_APPEND, O_CLOEXEC, O_CREAT, O_NOFOLLOW, O_NONBLOCK, O_RDWR, O_WRONLY
 
 from edgeq import disk as seam
 from edgeq import record as records
-from edgeq.errors import BadConfig, BadJob, StoreDown
-from edgeq.job import CORRUPT, FAILED, FOLDERS, INCOMING, PROCESSING, is_word, parse_name, safe_name
+from edgeq.errors import BadConfig, BadJob, Busy, StoreDown
+from edgeq.job import CORRUPT, DLQ, FAILED, FOLDERS, INCOMING, PROCESSING, is_word, parse_name, safe_name
 from edgeq.lease import Leases, is_alive
 from edgeq.store.ages import Ages
 from edgeq.store.pauses import Pauses
@@ -125,7 +125,7 @@ class LocalStore:
                 posix.chown(path, owner, group)
             if status.st_uid == posix.geteuid() and status.st_mode & 0o7777 != RUN_MODE:
                 posix.chmod(path, RUN_MODE)  # the wrapper may have made it, before any worker ran
-        for name in ("id.lock", "seq", "arrivals", "keys/index", "gone"):
+        for name in ("id.lock", "seq", "arrivals", "keys/index", "gone", "doubt"):
             path = "%s/%s" % (self.run, name)
             if name != "seq" and not self.disk.exists(path):
                 posix.close(posix.open(path, posix.O_CREAT | posix.O_WRONLY | posix.O_CLOEXEC, 0o660))
@@ -201,8 +201,49 @@ class LocalStore:
         try:
             self.disk.flush(fd)
         except OSError:
-            self.is_broken = True
+            self.lose_faith()
             raise
+
+    def lose_faith(self):
+        """A flush of a job file failed: nothing is called safe until `reopen`, and no clean page is believed in this boot."""
+        self.is_broken = True
+        try:
+            fd = posix.open(self.run + "/doubt", O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0o660)
+        except OSError:
+            return  # no folder in RAM yet, and not ours to make
+        try:
+            posix.write(fd, b"1")
+        except OSError:
+            pass
+        finally:
+            posix.close(fd)
+
+    def make_safe(self, fd, folder, name):
+        """What the open job file folder/name holds is on the medium, also when an earlier flush of it failed.
+
+        The kernel tells of a page that it could not write once, and calls it clean from then on: the next flush succeeds and
+        writes nothing, and on ext4 not even the same bytes written over themselves are there after a cut (tests/crash/doubt.py).
+        So after a failed flush a new file takes its place. Busy: a claim is not touched. PermissionError: somebody else's.
+        """
+        if folder == DLQ or not self._is_in_doubt():
+            return self._flush(fd)  # a letter was flushed before it had its name
+        if folder == PROCESSING:
+            raise Busy("enqueue", name, "it runs, and an earlier flush failed", "repeat when it has ended")
+        try:
+            # CRASH: flushed before the rename: the file in its place may have been safe all the time. RACE: claimed meanwhile: one
+            # id in two places, and the claim ranks higher.
+            self.disk.replace(self.path(folder), name, self.disk.read_fd(fd, self.disk.fstat(fd).st_size))
+        except PermissionError:
+            raise
+        except OSError:
+            self.lose_faith()
+            raise
+
+    def _is_in_doubt(self):
+        try:
+            return posix.stat(self.run + "/doubt").st_size > 0
+        except FileNotFoundError:
+            return False
 
     def flush_folder(self, folder):
         """The folder's names are on the medium; a failure means that nothing may be called safe until `reopen`."""

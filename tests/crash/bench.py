@@ -24,7 +24,7 @@ import time
 import edgeq.store.audit  # noqa: F401 before the first fork: all of one version, whoever edits the tree meanwhile
 import edgeq.store.bounds  # noqa: F401
 import edgeq.store.carry  # noqa: F401
-from tests.crash import device, facts, workload
+from tests.crash import device, doubt, facts, workload
 from tests.crash.images import Builder, Log, choose
 
 UNAVAILABLE = 69
@@ -100,17 +100,17 @@ class Run:
 
     # --- recording
 
-    def record(self, fs, write, base, name):
+    def record(self, fs, write, base, name, make_server=device.Server):
         log = "%s/%s.log" % (self.root, name)
         seed = self.rng.random()
         run, etc = ("%s/%s.%d" % (self.root, word, os.getpid()) for word in ("run", "etc"))
-        extra = (etc,) if write is workload.ship else ()
+        extra = (etc,) if write in (workload.ship, doubt.refuse) else ()
 
         def recorded(mount, mark):
             write(mount, mark, run, random.Random(seed), *extra)
 
         try:
-            self.bench.record(base, log, fs.kind, fs.options, recorded)
+            self.bench.record(base, log, fs.kind, fs.options, recorded, make_server)
         finally:
             shutil.rmtree(run, ignore_errors=True)
         return log
@@ -194,6 +194,17 @@ class Run:
             found[name] = (tally.images_n, tally.lost_n)
         return found
 
+    def repeat(self, fs, base, escaped, unsafe):
+        """Enqueues whose write the disk refused once, and their repeats (doubt.py)."""
+        missing, repeats_n, caught_n = doubt.examine(self, fs, base)
+        print("refused  %-20s %5d enqueues, repeated after the error: lost %d; the clean page believed: caught %d of 2" % (
+            fs.name, repeats_n, len(missing), caught_n), flush=True)
+        for sentence in missing:
+            print("    LOST %s" % sentence, flush=True)
+        unsafe += missing
+        if not caught_n:
+            escaped.append("the clean page believed on %s" % fs.name)
+
     def examine(self, fs, base):
         """The Tally of a file system."""
         tally, images = Tally(), self.options.images * fs.share
@@ -226,7 +237,7 @@ class Run:
     def go(self):
         """The exit code."""
         began = time.monotonic()
-        tallies, escaped = {}, []
+        tallies, escaped, unsafe = {}, [], []
         for fs in FILE_SYSTEMS:
             base = self.root + "/base"
             fs.format(base)
@@ -235,6 +246,7 @@ class Run:
                     print("canary   %-20s %-38s caught in %d of %d images" % (fs.name, name, lost_n, images_n), flush=True)
                     if not lost_n:
                         escaped.append("%s on %s" % (name, fs.name))
+                self.repeat(fs, base, escaped, unsafe)
             try:
                 tally = tallies[fs] = self.examine(fs, base)
             except RuntimeError as error:
@@ -254,7 +266,7 @@ class Run:
             time.monotonic() - began), flush=True)
         if images_n < self.options.images:
             print("only %d images, not %d" % (images_n, self.options.images))
-        return 1 if lost_n or escaped or images_n < self.options.images else 0
+        return 1 if lost_n or escaped or unsafe or images_n < self.options.images else 0
 
 
 # --- what this machine must have -----------------------------------------------------------------------------

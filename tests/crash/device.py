@@ -328,10 +328,10 @@ class Bench:
             os.mkdir("%s/%s" % (root, name))
         self.leftovers_n = clean_leftovers(root + "/dev")
 
-    def record(self, base, log, kind, options, write, limit_s=120):
+    def record(self, base, log, kind, options, write, make_server=Server, limit_s=120):
         """Run `write(mount point, mark file)` in a child on a disk that begins as `base`; its calls to the disk go to `log`."""
         fuse_fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-        server = spawn(lambda: Server(fuse_fd, base, log).run())
+        server = spawn(lambda: make_server(fuse_fd, base, log).run())
         writer = spawn(lambda: self._write(fuse_fd, kind, options, write))
         os.close(fuse_fd)
         ended = await_child(writer, limit_s)

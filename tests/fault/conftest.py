@@ -21,3 +21,17 @@ def make_bench(tmp_path, pyz):
     yield make
     for bench in made:
         bench.stop_all()
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The figures of `make check-fault`; a loss fails its test."""
+    points, failed_n = {"in the seam": 0, "from outside": 0}, 0
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.getreports(outcome):
+            found = dict(report.user_properties).get("points") if report.when == "call" else None
+            if found is not None:
+                points["in the seam" if "test_seam" in report.nodeid else "from outside"] += found
+            failed_n += outcome == "failed"
+    if any(points.values()):
+        terminalreporter.write_line("calls faulted: %s; tests that found a loss or another fault: %d" % (
+            ", ".join("%d %s" % (n, where) for where, n in points.items()), failed_n))

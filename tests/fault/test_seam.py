@@ -463,7 +463,7 @@ def bench(request, ram_path, monkeypatch):
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("bench", SCENARIOS, indirect=True)
-def test_every_call_may_fail(bench, fault, capsys):
+def test_every_call_may_fail(bench, fault, record_property):
     healthy = FaultyDisk()
     bench.run(healthy)
     assert healthy.trace, "the scenario never met the disk"
@@ -486,5 +486,4 @@ def test_every_call_may_fail(bench, fault, capsys):
                     type(error).__name__, error)) from error
             faulted += disk.hits
     assert faulted or fault == "short"
-    with capsys.disabled():
-        print(" %d calls faulted" % faulted, end="")
+    record_property("points", faulted)

@@ -57,8 +57,8 @@ def test_torn_records_block_nobody(make_any, named):
     assert (fields["ready"], fields["corrupt"]) == ("0", "5")
 
 
-STATE_FILES = ("r/status r/seq r/space r/suspect r/arrivals r/clock r/keys/index r/gone r/lock r/alive r/id.lock r/due r/events "
-               "r/leases/x-1-1-1 r/errors/some r/types/ok r/workers/1-1 r/cancel/x r/ctl/x q/running q/ballast").split()
+STATE_FILES = ("r/status r/seq r/space r/suspect r/arrivals r/clock r/keys/index r/gone r/doubt r/lock r/alive r/id.lock r/due "
+               "r/events r/leases/x-1-1-1 r/errors/some r/types/ok r/workers/1-1 r/cancel/x r/ctl/x q/running q/ballast").split()
 
 
 @pytest.mark.parametrize("which", STATE_FILES)

@@ -33,12 +33,14 @@ from tools import image
 FULL = os.environ.get("FULL", "") not in ("", "0")
 MAKE = {"ext4": (24 << 20, ["mkfs.ext4", "-q", "-F"], "e2fsprogs"), "f2fs": (64 << 20, ["mkfs.f2fs", "-q", "-f"], "f2fs-tools")}
 # cuts of a chain, images of a cut
-CUTS_N, IMAGES_N = (10, 8) if FULL else (5, 4)
+CUTS_N, IMAGES_N = (10, 3) if FULL else (5, 4)
 ARCHS = ("arm", "x86_64") if FULL else ("arm",)
-CHAINS = [(arch, kind, chain) for chain in range(5 if FULL else 1) for arch in ARCHS for kind in MAKE]
+CHAINS = [(arch, kind, number) for number in range(4 if FULL else 1) for arch in ARCHS for kind in MAKE]
 ACK = re.compile(r"^ack (\S+) (\d+)\n", re.M)
 WAITING = ("incoming", "processing", "failed")
+HARMLESS = ("note:", "code ", "python: no module ctypes", "clock: earlier than the newest job")
 FILLER = "x" * 1600
+DEVICE = {"ubifs": "ubi0:data"}
 
 # In the guest. Jobs of every size up to two blocks; each sixth fails until it is dead.
 SCRIPT = r"""
@@ -72,13 +74,19 @@ on_data() {
     i=600; while is_waiting /data/edgeq && [ $i -gt 0 ]; do sleep 0.2; i=$((i - 1)); done
     C= look /data/edgeq
 }
-on_other() { # device, file system, way
+open_other() { # device, file system
+    case $2 in ubifs) flash_open "$1" 1 /tmp/m ;; *) mount -t "$2" "/dev/$1" /tmp/m ;; esac
+}
+close_other() {
+    case $1 in ubifs) flash_close 1 /tmp/m ;; *) umount /tmp/m ;; esac
+}
+on_other() { # device (or slot), file system, way
     mkdir -p /tmp/m /tmp/c; cp -r /etc/edgeq.conf.d /tmp/c
     sed '/^SPOOL=/d; /^REQUIRE_MOUNT=/d' /etc/edgeq.conf >/tmp/c/edgeq.conf
     printf '%s\n' SPOOL=/tmp/m/edgeq REQUIRE_MOUNT=/tmp/m RUN_DIR=/run/cut CONCURRENCY=4 >>/tmp/c/edgeq.conf
     C='--config /tmp/c/edgeq.conf'
     rm -rf /run/cut /tmp/ran
-    mount -t $2 /dev/$1 /tmp/m || { echo "@unmountable"; echo @end; return; }
+    open_other "$1" "$2" || { echo "@unmountable"; echo @end; return; }
     echo @before; list /tmp/m/edgeq
     if [ $3 = repair ]; then
         edgeq $C check --repair >/tmp/said 2>&1
@@ -91,7 +99,7 @@ on_other() { # device, file system, way
         i=$((i - 1)); sleep 0.2
     done
     look /tmp/m/edgeq
-    umount /tmp/m || echo @busy
+    close_other "$2" || echo @busy
 }
 """
 
@@ -108,10 +116,10 @@ class Board(Machine):
         self.disk, self.kind, self.noted = disk, kind, 0
         self.qemu = subprocess.Popen(image.qemu(self.arch, disk.address, kind, others), stdin=subprocess.PIPE,
                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=die_with_parent)
-        self.text, self.at = "", 0
+        self.text, self.at, self.acks_at = "", 0, 0
         self.await_text("Starting edgeq: OK")
         self.await_console()
-        self.ok("grep -q '^/dev/vdb /data %s rw' /proc/mounts" % kind)
+        self.ok("grep -q '^%s /data %s rw' /proc/mounts" % (DEVICE.get(kind, "/dev/vdb"), kind))
         self._load_script()
 
     def _load_script(self):
@@ -120,6 +128,8 @@ class Board(Machine):
             word = "".join("\\%03o" % byte if byte in b"\\'%-\n" else chr(byte) for byte in lines[at:at + 500])
             self.ok("printf '%s' >>/tmp/script" % word)
         self.ok(". /tmp/script")
+        if self.kind == "ubifs":
+            self.ok(". /mnt/flash.sh")
 
     def until_acks(self, count):
         """Take what the console says, and note each acknowledgement, until there are so many of this boot."""
@@ -127,22 +137,20 @@ class Board(Machine):
         while self.noted < count:
             assert time.monotonic() < end, "%d of %d acknowledgements; the console: %s" % (self.noted, count, self.text[-1500:])
             if select.select([self.qemu.stdout], [], [], 1)[0]:
-                assert self._take(), "QEMU ended; the console ends: %s" % self.text[-1500:]
+                assert self.take(), "QEMU ended; the console ends: %s" % self.text[-1500:]
 
-    def _take(self):
-        data = os.read(self.qemu.stdout.fileno(), 65536)
-        self.transcript.write(data.replace(b"\r", b""))
-        self.text += data.decode("utf-8", "replace").replace("\r", "")
-        for found in ACK.finditer(self.text, self.at):
+    def take(self):
+        data = super().take()
+        for found in ACK.finditer(self.text, self.acks_at):
             self.disk.note(("%s %s" % found.groups()).encode())
-            self.at = found.end()
+            self.acks_at = found.end()
             self.noted += 1
         return data
 
     def cut(self):
         self.qemu.kill()
         self.qemu.wait()
-        while self._take():
+        while self.take():
             pass
         self.pull_the_plug()
         self.disk.close()
@@ -150,6 +158,14 @@ class Board(Machine):
     def leave(self):
         self.pull_the_plug()
         self.disk.close()
+
+    def freeze(self):
+        """Everybody but the console stands still. A line of theirs that is told in half is no acknowledgement."""
+        self.type("kill -STOP -1; echo @stopped")
+        self.await_text(r"@stopped\n=0 done=\n")
+
+    def thaw(self):
+        self.ok("kill -CONT -1")
 
     def verify(self, command):
         """{part: [line]} of what a verification printed."""
@@ -185,9 +201,9 @@ def judge(parts, acks):
     found = ["the mount is busy"] if "busy" in parts else []
     for part in ("repaired", "check"):
         lines = parts.get(part, [])
-        # Debian's python3-minimal has no ctypes; edgeq says so, and nothing else
-        bad = [line for line in lines if not line.startswith(("note:", "code ", "python: no module ctypes")) and line not in (
-            "clean", "1 finding")]
+        # Debian's python3-minimal has no ctypes, and the next machine's clock may be set back by the seconds that an emulated
+        # one runs fast: edgeq says so, and nothing else
+        bad = [line for line in lines if not line.startswith(HARMLESS) and line not in ("clean", "1 finding", "2 findings")]
         if part in parts and (bad or not {"code 0", "code 1"} & set(lines)):
             found.append("%s: %s" % (part, " / ".join(lines)[:600]))
     places, done = read_list(parts["after"])
@@ -259,6 +275,8 @@ def test_the_judge_sees_what_is_wrong():
 class Chain:
     """One spool through its cuts."""
 
+    cuts_n, images_n = CUTS_N, IMAGES_N
+
     def __init__(self, arch, kind, chain, folder, transcript):
         self.arch, self.kind, self.folder = arch, kind, folder
         self.seed = int.from_bytes(os.urandom(4), "big")
@@ -269,6 +287,7 @@ class Chain:
                         "canary_losses": 0}
         for path in image.IMAGES.glob("cuts-%s-*.img" % self.name):
             path.unlink()
+        self.told = []  # acknowledgements of the life of what /data begins with
         self.boots_n, self.begun, self.cpu_s = 0, time.monotonic(), sum(os.times()[:4])
 
     def make_disk(self):
@@ -289,10 +308,10 @@ class Chain:
             shutil.copy(base, image.IMAGES / ("cuts-%s-no-boot.img" % self.name))
             raise
 
-    def cut(self, told=()):
+    def cut(self):
         """The log of this boot's disk, up to a cut that comes now."""
         self.board.cut()
-        return images.Log(self.log, told)
+        return images.Log(self.log, self.told)
 
     def build(self, log, cuts):
         """[(path, cut)], in any order of cuts."""
@@ -308,23 +327,30 @@ class Chain:
     def choose(self, log):
         """The cut as it came, and others in the same run: half of them right after an acknowledgement."""
         first = log.notes[0]
-        pool = [cut for cut in images.choose(log, self.rng, 8 * IMAGES_N, lambda note: True) if cut.end > first]
+        pool = [cut for cut in images.choose(log, self.rng, 8 * self.images_n, lambda note: True) if cut.end > first]
         last = [cut for cut in pool if cut.safe == log.last_flush(len(log.entries))] or [pool[-1]]
         chosen = [self.rng.choice(last)]
-        for is_after_ack in [True, False] * IMAGES_N:
+        for is_after_ack in [True, False] * self.images_n:
             rest = [cut for cut in pool if cut.is_after_ack == is_after_ack and cut not in chosen]
             if self.rng.random() < 0.75:
                 rest = [cut for cut in rest if cut.kept] or rest
-            if rest and len(chosen) < IMAGES_N:
+            if rest and len(chosen) < self.images_n:
                 chosen.append(self.rng.choice(rest))
         return chosen
 
     def write(self, number):
-        """Two shells enqueue while the service works; returns after a random number of acknowledgements and a moment."""
-        self.board.ok("rm -f /tmp/ran")
+        """Until a random moment of a boot's work."""
+        self.begin_to_write(number)
+        self.write_on(6, 30)
+
+    def begin_to_write(self, number):
+        """Two shells enqueue while the service works."""
         first = 100000 * number
-        self.board.type("write_jobs %d c%d- & write_jobs %d '' & wait" % (first, number, first + 50000))
-        self.board.until_acks(self.rng.randint(6, 30))
+        self.board.ok("rm -f /tmp/ran; write_jobs %d c%d- & write_jobs %d '' &" % (first, number, first + 50000))
+
+    def write_on(self, least, most):
+        """A random number of acknowledgements and a moment."""
+        self.board.until_acks(self.board.noted + self.rng.randint(least, most))
         end = time.monotonic() + self.rng.uniform(0, 0.5)
         while time.monotonic() < end:
             self.board.until_acks(self.board.noted)
@@ -340,13 +366,17 @@ class Chain:
         ends = [len(log.entries), log.notes[4] + 1]
         return log, self.build(log, [images.Cut(log, log.last_flush(end), end, (), "lost") for end in ends])
 
-    def verify_others(self, log, made, first_device):
+    def device(self, n):
+        """What the guest calls the n-th of the others."""
+        return "vd%s" % chr(ord("c") + n)
+
+    def verify_others(self, log, made):
         """{path: [sentence]}."""
         found = {}
         for n, (path, cut) in enumerate(made):
             way = self.rng.choice(("repair", "worker"))
             self.board.step("%s, by %s: %s" % (path.name, way, cut))
-            parts = self.board.verify("on_other vd%s %s %s" % (chr(ord("c") + first_device + n), self.kind, way))
+            parts = self.board.verify("on_other %s %s %s" % (self.device(n), self.kind, way))
             found[path] = judge(parts, read_acks(log.notes_before(cut.end)))
             self.board.say("\n=== %s: %s\n" % (path.name, "; ".join(found[path]) or "nothing is lost"))
         return found
@@ -354,21 +384,21 @@ class Chain:
     def go(self):
         canary_log, canaries = self.canary()
         self.boot(self.make_disk(), "a fresh disk, and what the canary left", [path for path, _ in canaries])
-        found = self.verify_others(canary_log, canaries, 0)
+        found = self.verify_others(canary_log, canaries)
         self.figures["canary_losses"] = sum(map(count_losses, found.values()))
         assert self.figures["canary_losses"], "a writer that does not flush was not caught: the bench is blind: %s" % found
-        told, wrong = [], []
-        for number in range(1, CUTS_N + 1):
+        wrong = []
+        for number in range(1, self.cuts_n + 1):
             self.write(number)
-            log = self.cut(told)
+            log = self.cut()
             cuts = self.choose(log)
             made = self.build(log, cuts)
             data, cut = made.pop(self.rng.randrange(len(made)))
-            told = log.notes_before(cut.end)
+            self.told = log.notes_before(cut.end)
             self.boot(data, "cut %d; /data is %s: %s" % (number, data.name, cut), [path for path, _ in made])
-            found = {data: judge(self.board.verify("on_data"), read_acks(told))}
+            found = {data: judge(self.board.verify("on_data"), read_acks(self.told))}
             self.board.say("\n=== %s: %s\n" % (data.name, "; ".join(found[data]) or "nothing is lost"))
-            found.update(self.verify_others(log, made, 0))
+            found.update(self.verify_others(log, made))
             self.figures["cuts"] += 1
             self.figures["images"] += len(found)
             self.figures["acks"] += len(log.notes)
@@ -389,13 +419,17 @@ class Chain:
         assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("arch,kind,chain", CHAINS)
-def test_nothing_acknowledged_is_lost_in_a_power_cut(arch, kind, chain, tmp_path):
+def survive(kind_of_chain, arch, kind, number, folder):
     image.build(arch)
-    with open(image.IMAGES / ("cuts-%s-%s-%d.log" % (arch, kind, chain)), "wb") as transcript:
-        chain = Chain(arch, kind, chain, tmp_path, transcript)
+    with open(image.IMAGES / ("cuts-%s-%s-%d.log" % (arch, kind, number)), "wb") as transcript:
+        chain = kind_of_chain(arch, kind, number, folder, transcript)
         try:
             chain.go()
         finally:
             chain.board.leave()
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("arch,kind,number", CHAINS)
+def test_nothing_acknowledged_is_lost_in_a_power_cut(arch, kind, number, tmp_path):
+    survive(Chain, arch, kind, number, tmp_path)

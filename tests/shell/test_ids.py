@@ -144,6 +144,45 @@ def test_an_existing_job_that_cannot_be_flushed_is_74(board):
     assert result.code == 74 and result.out == "" and "repeat with the same --id x" in result.err, result
 
 
+@pytest.mark.parametrize("folder", ["incoming", "failed"])
+def test_after_a_failed_flush_a_new_file_takes_its_place(any_board, folder):
+    """The second flush of a file proves nothing (tests/crash/doubt.py)."""
+    board = any_board
+    path = board.waiting("x", folder=folder)
+    refused = again(board, prefix=[tool("strace"), "-f", "-qq", "-o", "/dev/null", "-e", "inject=fsync:error=EIO"])
+    assert refused.code == 74 and (board.r / "doubt").stat().st_size > 0, refused
+    inode, data = path.stat().st_ino, path.read_bytes()
+    told = again(board)
+    assert (told.code, told.out) == (0, "x\n"), told
+    assert path.stat().st_ino != inode and path.read_bytes() == data and board.names(folder) == [path.name]
+    refused = again(board, prefix=[tool("strace"), "-f", "-qq", "-o", "/dev/null", "-e", "inject=fsync:error=EIO"])
+    assert refused.code == 74 and refused.out == "" and board.names(folder) == [path.name], refused
+
+
+def test_the_new_file_is_safe_before_it_has_the_name(board):
+    """The one in its place may have been safe all the time."""
+    path = board.waiting("x")
+    board.r.mkdir(parents=True, exist_ok=True)
+    (board.r / "doubt").write_text("1")
+    log = board.root / "strace"
+    assert again(board, prefix=[tool("strace"), "-f", "-y", "-qq", "-o", str(log), "-e", "trace=fsync,rename,write"]).code == 0
+    calls = log.read_text()
+    steps = [r"write\(1<%s/\.[0-9a-f-]+>" % path.parent, r"fsync\(1<%s/\." % path.parent, r"rename\(.*%s\"\)" % path.name,
+             r"fsync\(1<%s>" % path.parent, r'write\(1<pipe:.*"x\\n"']
+    assert re.search(".*".join(steps), calls, re.S), calls
+
+
+def test_after_a_failed_flush_a_claim_is_not_touched(board):
+    board.waiting("x", folder="processing", tail=TOKEN + ".json")
+    board.r.mkdir(parents=True, exist_ok=True)
+    (board.r / "doubt").write_text("1")
+    before = board.tree()
+    result = again(board)
+    assert result.code == 75 and result.out == "" and "repeat when it has ended" in result.err, result
+    assert {path: what for path, what in board.tree().items() if path.startswith(str(board.q))} == {
+        path: what for path, what in before.items() if path.startswith(str(board.q))}
+
+
 def test_an_existing_job_on_a_full_spool_is_still_known(board):
     board.waiting("x")
     board.configure(MIN_FREE_KB=999999999999, MAX_JOBS=1)
