@@ -8,9 +8,14 @@ import posix
 
 from edgeq import disk
 from edgeq.clock import iso
+from edgeq.errors import EdgeqError
+from edgeq.job import FAILED, INCOMING
 from edgeq.lease import is_alive
+from edgeq.log import escape
+from edgeq.store.base import Counts
 
 BUCKET_S = 5
+REPORT_GAP_S = 0.25  # /run/status is written at most so often while busy
 FIELDS = ("ready", "processing", "done", "dead", "oldest_ready_s", "retries_1m", "delayed", "failed", "corrupt", "held", "paused",
           "worker", "durable", "clock", "free_kb", "flushes", "written_kb")
 
@@ -42,6 +47,70 @@ class Tally:
         return "%d %d %d %d %d %d %d %d %d %d %s %d %s\n" % (
             self.is_elected, self.stamp, self.done_n, self.retried_n, self.buried_n, self.flushes_n, self.written_kb,
             self.hits, self.misses, self.evictions, retries, self.error_at, self.last_error)
+
+
+class Reporter:
+    """What a worker tells: its tally, `R/status`, `R/brief`, `R/space`. RAM only.
+
+    store, gate, guard: the worker's; is_in_ram: path -> whether it lies in RAM. is_changed: there is something new to tell, from
+    `due_at` (boot clock) on.
+    """
+
+    def __init__(self, config, boot_id, name, store, gate, guard, is_in_ram):
+        self.config, self.boot_id, self.run = config, boot_id, config.run_path
+        self.store, self.gate, self.guard, self.is_in_ram = store, gate, guard, is_in_ram
+        self.tally, self.tally_path = Tally(), "%s/workers/%s" % (self.run, name)
+        self.is_changed, self.due_at = True, 0.0
+        self.line = ""
+        self._counts = Counts()
+
+    def write(self, now, worker, trouble):
+        """Tell all of it; the trouble, which is a new one when the store's jobs could not be counted. OSError: /run's."""
+        self.due_at = now.boot + max(REPORT_GAP_S, self.store.gauges().names_n / 10_000)
+        self._write_tally(now)
+        status, trouble = self._make_status(now, worker, trouble)
+        for name, line in (("status", status.run_line()), ("brief", status.brief_line(self.guard.free_kb))):
+            disk.write_run("%s/%s" % (self.run, name), line.encode("ascii", "replace"), 0o644)
+        self.guard.publish()
+        self.is_changed = False
+        return trouble
+
+    def close(self):
+        try:
+            disk.forget(self.tally_path)
+        except OSError:
+            pass
+
+    def _write_tally(self, now):
+        tally, gauges = self.tally, self.store.gauges()
+        tally.stamp = int(now.boot)
+        tally.flushes_n, tally.written_kb = gauges.flushes_n, gauges.written_kb
+        tally.hits, tally.misses, tally.evictions = gauges.hits, gauges.misses, gauges.evictions
+        disk.write_run(self.tally_path, tally.line().encode("ascii", "replace"), 0o644)
+
+    def _make_status(self, now, worker, trouble):
+        """(Status, trouble). The counts are a fresh listing's, or the last ones when the store cannot be read (B09)."""
+        status, store = Status(), self.store
+        status.boot_id, status.scan_s, status.worker = self.boot_id, self.config.safety_scan_s, worker
+        try:
+            self._counts = store.counts(now, lambda type: self.gate.may_run(type, now))
+        except (OSError, EdgeqError) as error:
+            trouble = trouble or str(error)
+        counts = self._counts
+        held = {type: n for type, n in store.blocked.items() if self.gate.is_held(type, now)}
+        status.held = sum(n[INCOMING] + n[FAILED] for n in held.values())
+        status.ready = counts.ready - sum(n[INCOMING] for n in held.values())
+        status.processing, status.done, status.dead = counts.processing, counts.done, counts.dead
+        status.delayed, status.failed, status.corrupt = counts.delayed, counts.failed, counts.corrupt
+        status.oldest = int(counts.oldest_at + 0.999) if counts.oldest_at else 0
+        status.clock = "ok" if self.config.clock == "none" or store.is_trusted(now) else "untrusted"
+        status.durable = "no" if store.gauges().is_reduced or self.is_in_ram(store.root) else "yes"
+        merge(status, read_tallies(self.run))
+        status.last_error = status.last_error or escape(trouble or store.notice())
+        self.guard.judge(counts.ready + counts.delayed + counts.failed)
+        status.judge(self.guard.full, bool(trouble) or store.is_broken, self.guard.has_ballast())
+        self.line = status.line(self.config.queue, now, len(store.pauses.all(now)), self.guard.free_kb)
+        return status, trouble
 
 
 def _parse_tally(text):

@@ -13,7 +13,6 @@ does not wait); HUP reads the configuration again; CHLD wakes the loop.
 """
 
 import posix
-from _signal import SIGCHLD, SIGHUP, SIGINT, SIGTERM, set_wakeup_fd, signal
 from select import POLLIN, poll as make_poll
 
 from edgeq import config as configuration
@@ -21,21 +20,21 @@ from edgeq import disk as seam
 from edgeq.errors import BadConfig, BadPassword, EdgeqError, LeaseLost, OK, TRY_LATER, NO_ROOM, IO_ERROR
 from edgeq.execute import Executor
 from edgeq.gate import Gate
-from edgeq.job import Ack, Bury, Drop, FAILED, GiveBack, Hold, INCOMING, PROCESSING, Retry
+from edgeq.job import Ack, Bury, Drop, GiveBack, Hold, PROCESSING, Retry
 from edgeq.lease import start_time
 from edgeq.log import escape
 from edgeq.policy import after_death, decide
 from edgeq.reap import end_survivors, reap
-from edgeq.report import Status, Tally, merge, read_tallies
+from edgeq.report import Reporter, read_tallies
 from edgeq.retain import retain, sweep_run
 from edgeq.space import Guard, find_mount, is_mounted
 from edgeq.spawn import CannotStart, Shortage
-from edgeq.store.base import Counts, PER_PASS
+from edgeq.store.base import PER_PASS
+from edgeq.wake import Wakeups
 
 KILL_AFTER_S = 2  # between TERM and KILL of handlers that outlived the grace of a stop
 SURPLUS_GAP_S = 0.5  # between two passes of prune while there is more to remove
 FROZEN_SCANS = 3  # as in the guard (overlay/usr/bin/edgeq, check_life)
-REPORT_GAP_S = 0.25  # /run/status is written at most so often while busy
 DOWN_FIRST_S = 1
 LINGER_MIN_S = 1.1  # the guard compares times of change in whole seconds, see _write_next_due
 ONCE_TRIES = 3  # how often `work --once` meets a store that is down before it says so
@@ -53,30 +52,28 @@ class Worker:
         store.is_resident = not once
         self.gate = Gate(config, store.pauses, _draw, log)
         self.executor = Executor(config.handlers, self.run_path + "/ctl", config.queue, self.poll, config.grace_s, log)
-        self.tally = Tally()
         self.elected = seam.Lock(self.run_path + "/lock")
         self.name = "%d-%d" % (posix.getpid(), start_time(posix.getpid()))
         self._take_name()
-        self.fifo = "%s/wake/%s" % (self.run_path, self.name)
+        self.wakeups = Wakeups(self.run_path, self.name, self.poll)
+        self.reporter = Reporter(config, clock.boot_id, self.name, store, self.gate, self.guard, _in_ram)
+        self.tally = self.reporter.tally
         self._unsettled = []  # (lease, verdict, outcome) the store could not take
         self._down_until = self._down_wait_s = 0.0
         self._down_n = 0
         self._down_why = ""
-        self._terms = 0
-        self._is_stopping = self._is_reload_wanted = False
+        self._is_stopping = False
         self._kill_at, self._leave_by = None, 0.0
-        self._safety_at = self._beat_at = self._report_at = self._status_at = 0.0
+        self._safety_at = self._beat_at = self._report_at = 0.0
         self._idle_since = None
         self._looked_ns = 0  # incoming/'s time of change, as of the last look
-        self._is_changed = True
         self._was_blocked = self._was_poked = self._is_freed = self._is_only_output = False
-        self._counts = Counts()
 
     # --- life ------------------------------------------------------------------------------------------
 
     def run(self):
         """Work until told to stop (or, with `once`, until nothing is ready); the exit code."""
-        self._open_wakeups()
+        self.wakeups.open()
         now = self.clock.read()
         try:
             self._safety_scan(now)
@@ -84,8 +81,8 @@ class Worker:
                 pass
             return self._leave()
         finally:
-            set_wakeup_fd(-1)
-            self._close_wakeups()
+            self.wakeups.close()
+            self.reporter.close()
             self.elected.drop()
 
     def _round(self):
@@ -106,14 +103,14 @@ class Worker:
             self._reap_if_due(now)
         if self._is_finished(now, is_asleep):
             return True
-        if self._is_changed and now.boot >= self._status_at:
+        if self.reporter.is_changed and now.boot >= self.reporter.due_at:
             self._write_status(now)
         self._sleep(now)
         return False
 
     def _is_finished(self, now, is_asleep):
         if self._is_stopping:
-            is_patient = self._terms < 2 and now.boot < self._leave_by
+            is_patient = self.wakeups.terms_n < 2 and now.boot < self._leave_by
             return not self.executor.running and not (self._unsettled and is_patient)
         if self.executor.running or self._unsettled:
             return False
@@ -164,67 +161,21 @@ class Worker:
 
     # --- waking and sleeping -----------------------------------------------------------------------------
 
-    def _open_wakeups(self):
-        reader, writer = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
-        self._signals_fd = reader
-        set_wakeup_fd(writer, warn_on_full_buffer=False)
-        for number in (SIGTERM, SIGINT):
-            signal(number, self._on_term)
-        signal(SIGHUP, self._on_hup)
-        signal(SIGCHLD, _on_child)
-        self.poll.register(reader, POLLIN)
-        self._open_fifo()
-
-    def _open_fifo(self):
-        seam.forget(self.fifo)
-        posix.mkfifo(self.fifo, 0o660)
-        if posix.geteuid() == 0:
-            posix.chown(self.fifo, -1, posix.stat(self.run_path + "/wake").st_gid)
-        posix.chmod(self.fifo, 0o660)
-        # read and write: with a reader only, poll would spin after the first producer went
-        self._fifo_fd = posix.open(self.fifo, posix.O_RDWR | posix.O_NONBLOCK | posix.O_CLOEXEC)
-        self.poll.register(self._fifo_fd, POLLIN)
-
-    def _close_wakeups(self):
-        for path in (self.fifo + ".asleep", self.fifo, "%s/workers/%s" % (self.run_path, self.name)):
-            try:
-                seam.forget(path)
-            except OSError:
-                pass
-
-    def _on_term(self, *_):
-        self._terms += 1
-
-    def _on_hup(self, *_):
-        self._is_reload_wanted = True
-
-    def _say_asleep(self):
-        try:
-            posix.close(posix.open(self.fifo + ".asleep", posix.O_CREAT | posix.O_WRONLY | posix.O_CLOEXEC, 0o644))
-        except OSError:
-            pass  # a producer's poke is lost: the safety scan finds the job
-
     def _sleep(self, now):
         until = self._next_instant(now)
-        if self._terms and not self._is_stopping or self._is_reload_wanted:
+        if self.wakeups.terms_n and not self._is_stopping or self.wakeups.is_reload_wanted:
             return
         ear, until = self._doze(now, until)
-        events = self.poll.poll(max(int((until - now.boot) * 1000) + 1, 0))
-        is_poked, self._is_only_output = False, bool(events)
-        for fd, _ in events:
-            if self.executor.owns(fd):
-                self.executor.pump(fd)
-                continue
-            self._is_only_output = False
-            is_poked = is_poked or fd == self._fifo_fd
-            if fd in (self._fifo_fd, self._signals_fd):
-                _drain(fd)
+        is_poked, is_signalled, fds = self.wakeups.wait(max(int((until - now.boot) * 1000) + 1, 0))
+        outputs = [fd for fd in fds if self.executor.owns(fd)]
+        self._is_only_output = bool(outputs) and len(outputs) == len(fds) and not (is_poked or is_signalled)
+        for fd in outputs:
+            self.executor.pump(fd)
         if ear is not None:
             self.poll.unregister(ear)
             self._hear()
         if is_poked:
-            seam.forget(self.fifo + ".asleep")
-            self._is_changed = self._was_poked = True
+            self.reporter.is_changed = self._was_poked = True
             self._idle_since = None
 
     def _doze(self, now, until):
@@ -263,23 +214,23 @@ class Worker:
             instants.append(self.gate.next_change(now))
             if self.store.look_every_s:
                 instants.append(now.boot + self.store.look_every_s)
-        if self._is_changed:
-            instants.append(self._status_at)
+        if self.reporter.is_changed:
+            instants.append(self.reporter.due_at)
         if self.config.linger_s and self._idle_since is not None:
             instants.append(self._idle_since + self._linger_s())
         return min(instant for instant in instants if instant is not None)
 
     def _heed_signals(self, now):
-        if self._terms and not self._is_stopping:
+        if self.wakeups.terms_n and not self._is_stopping:
             self._is_stopping = True
             self._kill_at = now.boot + self.config.grace_s
             self._leave_by = self._kill_at + KILL_AFTER_S
             self.log.info("stopping", running=len(self.executor.running))
-        if self._kill_at is not None and (now.boot >= self._kill_at or self._terms > 1):
+        if self._kill_at is not None and (now.boot >= self._kill_at or self.wakeups.terms_n > 1):
             self._kill_at = None
             self.executor.stop_all(now, KILL_AFTER_S)
-        if self._is_reload_wanted:
-            self._is_reload_wanted = False
+        if self.wakeups.is_reload_wanted:
+            self.wakeups.is_reload_wanted = False
             self._reload()
 
     def _reload(self):
@@ -346,7 +297,7 @@ class Worker:
                     self._recovered()
                     self._was_blocked = bool(self.store.blocked)
                     return True
-                self._say_asleep()  # before the last look: whoever comes after it sees the sign
+                self.wakeups.say_asleep()  # before the last look: whoever comes after it sees the sign
                 self._looked_ns = _changed_ns(self.config.spool_path + "/incoming")
                 is_fresh = True
         except (OSError, EdgeqError) as error:
@@ -368,7 +319,7 @@ class Worker:
 
     def _start(self, lease, now):
         entry = lease.entry
-        self._is_changed = True
+        self.reporter.is_changed = True
         self._idle_since = None
         settings = self.gate.settings(entry.type)
         max_attempts = lease.record.max_attempts or settings.max_attempts
@@ -414,7 +365,7 @@ class Worker:
     def _collect(self, now):
         for slot, outcome in self.executor.collect(now):
             lease = slot.lease
-            self._is_changed = True
+            self.reporter.is_changed = True
             self._is_only_output = False
             self.gate.ended(lease.entry.type)
             settings = self.gate.settings(lease.entry.type)
@@ -514,7 +465,7 @@ class Worker:
         self._down_wait_s = min(max(self._down_wait_s * 2, DOWN_FIRST_S), self.store.down_max_s)
         self._down_until = now.boot + self._down_wait_s * (1 - self.store.down_jitter * _draw())
         self._down_why = str(error)
-        self._is_changed = True
+        self.reporter.is_changed = True
         self.tally.note_error(escape(self._down_why), now.boot)
         self.log.error("store", error=error)
         if isinstance(error, OSError) and error.errno in NO_ROOM:
@@ -525,13 +476,13 @@ class Worker:
     def _recovered(self):
         if self._down_n or self._down_why:
             self._down_n, self._down_wait_s, self._down_why = 0, 0.0, ""
-            self._is_changed = True
+            self.reporter.is_changed = True
 
     # --- the safety scan, and what only the elected worker does ----------------------------------------------------
 
     def _safety_scan(self, now):
         self._safety_at = now.boot + self.config.safety_scan_s
-        self._is_changed = True
+        self.reporter.is_changed = True
         try:
             self._restore_run()
             self._was_poked = True  # a cancel whose poke was lost
@@ -552,7 +503,7 @@ class Worker:
         if self.tally.is_elected and self.config.report_s and now.boot >= self._report_at:
             self._report_at = now.boot + self.config.report_s
             self._write_status(now)
-            self.log.info("status " + self._status_line)
+            self.log.info("status " + self.reporter.line)
 
     def _reap_if_due(self, now):
         """Between two safety scans: a look at the store saw a lease that ran out."""
@@ -570,13 +521,8 @@ class Worker:
 
     def _restore_run(self):
         """Somebody emptied /run: make it again (B45)."""
-        if not self.store.disk.exists(self.fifo):
-            self.store.make_folders()
-            self.poll.unregister(self._fifo_fd)
-            posix.close(self._fifo_fd)
-            self._open_fifo()
-        else:
-            self.store.make_folders()
+        self.store.make_folders()
+        self.wakeups.restore()
 
     def _reap(self, now):
         def end(holder, token):
@@ -591,53 +537,11 @@ class Worker:
         for lease, verdict in reap(self.store, now, self.config.lease_s, end, judge, self.log):
             self._settle(lease, verdict, None, now)
 
-    # --- status ----------------------------------------------------------------------------------------------------
-
     def _write_status(self, now, worker="up"):
-        """R/status, R/brief, R/space and our tally: RAM only. The counts are the last listing's, moved by what we did since."""
-        self._status_at = now.boot + max(REPORT_GAP_S, self.store.gauges().names_n / 10_000)
         try:
-            self._tell(now)
-            status = self._make_status(now, worker)
-            seam.write_run(self.run_path + "/status", status.run_line().encode("ascii", "replace"), 0o644)
-            seam.write_run(self.run_path + "/brief", status.brief_line(self.guard.free_kb).encode("ascii", "replace"), 0o644)
-            self.guard.publish()
-            self._is_changed = False
+            self._down_why = self.reporter.write(now, worker, self._down_why)
         except OSError as error:
             self.log.warning("status", error=error.strerror)
-
-    def _tell(self, now):
-        tally, gauges = self.tally, self.store.gauges()
-        tally.stamp = int(now.boot)
-        tally.flushes_n, tally.written_kb = gauges.flushes_n, gauges.written_kb
-        tally.hits, tally.misses, tally.evictions = gauges.hits, gauges.misses, gauges.evictions
-        seam.write_run("%s/workers/%s" % (self.run_path, self.name), tally.line().encode("ascii", "replace"), 0o644)
-
-    def _make_status(self, now, worker):
-        status, store = Status(), self.store
-        status.boot_id, status.scan_s, status.worker = self.clock.boot_id, self.config.safety_scan_s, worker
-        try:
-            self._counts = store.counts(now, lambda type: self.gate.may_run(type, now))
-        except (OSError, EdgeqError) as error:  # it cannot see its jobs: the last counts, and the trouble is told (B09)
-            self._down_why = self._down_why or str(error)
-        counts = self._counts
-        held = {type: n for type, n in store.blocked.items() if self.gate.is_held(type, now)}
-        status.held = sum(n[INCOMING] + n[FAILED] for n in held.values())
-        status.ready = counts.ready - sum(n[INCOMING] for n in held.values())
-        status.processing, status.done, status.dead = counts.processing, counts.done, counts.dead
-        status.delayed, status.failed, status.corrupt = counts.delayed, counts.failed, counts.corrupt
-        status.oldest = int(counts.oldest_at + 0.999) if counts.oldest_at else 0
-        status.clock = "ok" if self.config.clock == "none" or store.is_trusted(now) else "untrusted"
-        status.durable = "no" if store.gauges().is_reduced or _in_ram(store.root) else "yes"
-        merge(status, read_tallies(self.run_path))
-        if not status.last_error and self._down_why:
-            status.last_error = escape(self._down_why)
-        if not status.last_error:
-            status.last_error = escape(store.notice())
-        self.guard.judge(counts.ready + counts.delayed + counts.failed)
-        status.judge(self.guard.full, bool(self._down_why) or store.is_broken, self.guard.has_ballast())
-        self._status_line = status.line(self.config.queue, now, len(store.pauses.all(now)), self.guard.free_kb)
-        return status
 
 
 def _in_ram(path):
@@ -658,15 +562,3 @@ def _changed_ns(folder):
 def _draw():
     """A number in [0, 1) from the kernel: no random module, no seed to repeat after a restore."""
     return int.from_bytes(posix.urandom(2), "big") / 65536
-
-
-def _on_child(*_):
-    """Python drops signals without a handler; the wake-up pipe does the work."""
-
-
-def _drain(fd):
-    try:
-        while len(posix.read(fd, 4096)) == 4096:
-            pass
-    except BlockingIOError:
-        pass
