@@ -35,7 +35,7 @@ class Bench:
     @property
     def client(self):
         """A client as a redis-cli user has one."""
-        return redis.Redis(port=self.server.port, decode_responses=True)
+        return redis.Redis(port=self.server.port, decode_responses=True, protocol=2)  # old servers know no other
 
     def append_conf(self, **keys):
         with self.conf.open("a") as f:

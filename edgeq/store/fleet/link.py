@@ -89,14 +89,20 @@ class _Line:
         self.fd = self.connection._sock.fileno()
         self._poll = make_poll()
         self._poll.register(self.fd, POLLIN)
+        self._has_more = False  # read from the socket, not yet from the connection's own buffer
 
     def ask(self, *args):
         self.connection.send_command(*args)
         return self.connection.read_response()
 
+    def read(self):
+        self._has_more = False
+        return self.connection.read_response()
+
     def can_read(self):
         """True when an answer, or the line's end, can be read. Under TLS there may come what is neither."""
-        return bool(self._poll.poll(0)) and self.connection.can_read(0)
+        self._has_more = self._has_more or bool(self._poll.poll(0)) and self.connection.can_read(0)
+        return self._has_more
 
     def is_fresh(self):
         """Nothing unread, and the other end has not hung up meanwhile."""
@@ -195,7 +201,7 @@ class Link:
         """What the sleep brought: an element, or None."""
         line, self._asleep = self._asleep, None
         try:
-            answer = line.connection.read_response()
+            answer = line.read()
         except (redis.RedisError, OSError) as error:
             if "unknown command" not in str(error).lower() or self._sleep_word != SLEEPS[0]:
                 raise self._broken(error, line) from None
