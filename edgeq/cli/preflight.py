@@ -56,10 +56,11 @@ def run(context):
 
 def find_foreign_code():
     """What it means that this zipapp has no byte code for this Python; empty when it has, or is none."""
-    if not seam.__file__.endswith(".py") or not hasattr(seam.__spec__.loader, "archive"):
+    archive = getattr(seam.__spec__.loader, "archive", None)  # Python's importer has one; the zipapp's own, for byte code, has not
+    if archive is None or not seam.__spec__.origin.endswith(".py"):
         return ""
     return "%s has no byte code for Python %d.%d: each start compiles the source: make pyz PYTHON=python%d.%d" % (
-        (seam.__spec__.loader.archive,) + sys.version_info[:2] * 2)
+        (archive,) + sys.version_info[:2] * 2)
 
 
 def _warn(config, text):
