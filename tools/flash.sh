@@ -54,6 +54,5 @@ flash_close() { # PARTITION FOLDER
 flash_dump() {
 	until cat /dev/mtd0 >$FLASH_TMP && [ "$(flash_sum </dev/mtd0)" = "$(flash_sum <$FLASH_TMP)" ]; do :; done
 	dd if=$FLASH_TMP of=$FLASH_DISK bs=128k seek=$(($1 * FLASH_BLOCK_N)) conv=fsync,notrunc 2>/dev/null || return 1
-	[ "$(flash_slot "$1" | flash_sum)" = "$(flash_sum <$FLASH_TMP)" ] || return 1
 	rm $FLASH_TMP
 }

@@ -154,7 +154,7 @@ def test_each_case_of_why_without_a_worker(console):
     console.ok("enqueue", "t", "--id", "t")
     assert "ready, but the worker is down: /etc/init.d/S85edgeq start" in why(console, "t")
     console.ok("pause", "t", "--for", "600")
-    assert "type t is paused for 600 s more, until 2" in why(console, "t") or "for 599 s" in why(console, "t")
+    assert re.search(r"type t is paused for (600|5[89]\d) s more, until 2", why(console, "t"))
     console.ok("pause", "--for", "ever")
     assert "everything is paused for ever: edgeq resume ends it" in why(console, "nobody")
     console.ok("enqueue", "t", "--id", "later", "--delay", "1000")

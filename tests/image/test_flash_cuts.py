@@ -16,7 +16,7 @@ from tests.image.test_cuts import FULL, Chain, survive
 BLOCK_N = 64  # FLASH_BLOCK_N of tools/flash.sh
 FLASH_BYTES = BLOCK_N * 128 * 1024
 # cuts of a chain, reads of the flash before each
-CUTS_N, READS_N = (10, 3) if FULL else (2, 2)
+CUTS_N, READS_N = (10, 3) if FULL else (2, 1)
 CHAINS = [(arch, number) for number in range(2 if FULL else 1) for arch in (("arm", "x86_64") if FULL else ("arm",))]
 
 

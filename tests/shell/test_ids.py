@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -157,6 +158,21 @@ def test_after_a_failed_flush_a_new_file_takes_its_place(any_board, folder):
     assert path.stat().st_ino != inode and path.read_bytes() == data and board.names(folder) == [path.name]
     refused = again(board, prefix=[tool("strace"), "-f", "-qq", "-o", "/dev/null", "-e", "inject=fsync:error=EIO"])
     assert refused.code == 74 and refused.out == "" and board.names(folder) == [path.name], refused
+
+
+def test_a_failed_flush_is_noted_without_a_folder_in_ram_too(any_board):
+    """An id that was generated, before any worker or lock: the repeat is another process and must know."""
+    board = any_board
+    shutil.rmtree(board.r, ignore_errors=True)
+    fault = [tool("strace"), "-f", "-qq", "-o", "/dev/null", "-e", "inject=fsync:error=EIO"]
+    refused = board.edgeq("enqueue", "t", prefix=fault)
+    assert refused.code == 74 and len(refused.err.splitlines()) == 1, refused
+    assert (board.r / "doubt").read_text() == "1"
+    id = re.search(r"--id (\S+)$", refused.err.strip())[1]
+    (name,) = board.names("incoming")
+    inode = (board.q / "incoming" / name).stat().st_ino
+    assert again(board, id=id).out == id + "\n"
+    assert board.names("incoming") == [name] and (board.q / "incoming" / name).stat().st_ino != inode
 
 
 def test_the_new_file_is_safe_before_it_has_the_name(board):
