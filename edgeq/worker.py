@@ -154,8 +154,11 @@ class Worker:
     def _take_name(self):
         """Our process is called `edgeqSTART`: what the shell reads to see that we live (docs/files.md, R/space)."""
         try:
-            with open("/proc/self/comm", "w") as comm:
-                comm.write("edgeq" + self.name.partition("-")[2])
+            fd = posix.open("/proc/self/comm", posix.O_WRONLY | posix.O_CLOEXEC)
+            try:
+                posix.write(fd, b"edgeq%s" % self.name.partition("-")[2].encode())
+            finally:
+                posix.close(fd)
         except OSError:
             pass  # it reads our stat, then
 

@@ -60,10 +60,17 @@ class Context:
     def __init__(self, verb, options, args, config, clock, log):
         self.verb, self.options, self.args = verb, options, args
         self.config, self.clock, self.log = config, clock, log
+        self._stores = []
 
-    def open_store(self):
+    def open_store(self, config=None, log=None):
+        """The store of `config`, the board's own by default; hung up when the verb is over."""
         from edgeq.store import open_store
-        return open_store(self.config, self.clock, self.log)
+        self._stores.append(open_store(config or self.config, self.clock, log or self.log))
+        return self._stores[-1]
+
+    def hang_up(self):
+        for store in self._stores:
+            store.hang_up()
 
     def open_existing(self):
         """The store of a verb that only looks; NotFound on a board where nothing was ever queued."""
@@ -131,7 +138,11 @@ def _run(argv):
     config = configuration.load(path, options.get("queue"))
     clock = open_clock(posix.environ)
     log = Log(clock, "stderr", "warning")
-    return module.run(Context(verb, options, args, config, clock, log))
+    context = Context(verb, options, args, config, clock, log)
+    try:
+        return module.run(context)
+    finally:
+        context.hang_up()
 
 
 def _find_verb(argv):

@@ -23,7 +23,6 @@ from edgeq.lease import start_time
 from edgeq.log import Log
 from edgeq.reap import end_survivors
 from edgeq.retain import retain
-from edgeq.store import open_store
 
 OPTIONS = {"forward": {"to": "text", "once": "flag", "jobs-per-s": "whole", "kb-per-s": "whole"}}
 HELP = {"forward": """
@@ -48,8 +47,8 @@ def run(context):
         raise context.usage("--to: a redis:// or rediss:// URL")
     config = context.config
     log = Log(context.clock, config.log, "info", config.run_path + "/events")
-    source = open_store(config, context.clock, log)
-    target = open_store(with_store(config, context.options["to"]), context.clock, log)
+    source = context.open_store(config, log)
+    target = context.open_store(with_store(config, context.options["to"]), log)
     source.start(context.clock.read())
     return Forwarder(source, target, context.clock, log, config, context.options).run()
 

@@ -9,7 +9,6 @@ from edgeq.config import with_store
 from edgeq.errors import Busy, NO, OK
 from edgeq.log import escape, say
 from edgeq.reap import end_survivors
-from edgeq.store import open_store
 
 OPTIONS = {"move": {"to": "text"}}
 HELP = {"move": """
@@ -32,7 +31,7 @@ def run(context):
     if url == context.config.store:
         raise context.usage("the jobs are in %s already" % escape(url, 60))
     source = context.open_store()
-    target = open_store(with_store(context.config, url), context.clock, context.log)
+    target = context.open_store(with_store(context.config, url))
     source.make_folders()
     with _no_worker(source):
         target.make_folders()

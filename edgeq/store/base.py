@@ -31,6 +31,7 @@ that would promise something raises StoreDown until `reopen` succeeds.
     is_trusted(now)                  whether the wall clock may be believed (P8)
     gauges()                         -> Gauges
     start(now), flush(now), close(now, clean), reopen(now)
+    hang_up()                        a verb that never called `start` is over: connections are closed, nothing is written
 
 For those who only look:
 
@@ -58,7 +59,7 @@ worker: called when a settle meets a full disk; True when it made room).
 VERBS = ("enqueue", "enqueue_many", "claim", "note_handler", "heartbeat", "ack", "retry", "bury", "hold", "give_back", "drop",
          "stale", "take_over", "adopt", "sweep_dead", "is_unsure", "is_trusted", "flush_due_at", "gauges", "kick",
          "cancel", "purge", "entries", "find", "counts", "prune", "check", "next_due",
-         "start", "flush", "close", "reopen", "wait_s", "holder", "corrupt", "done_lines", "notes", "folders", "owner",
+         "start", "flush", "close", "hang_up", "reopen", "wait_s", "holder", "corrupt", "done_lines", "notes", "folders", "owner",
          "export", "take_parcel", "can_hold", "seal", "let_go", "let_go_done", "carry_marks")
 
 PER_PASS = 64  # `prune` removes at most so many of a kind; a caller that got so many calls again soon

@@ -176,6 +176,9 @@ class LocalStore:
                 raise
         self.is_marked = True
 
+    def hang_up(self):
+        """A verb is over: nothing that another process would miss stays open. Files, the kernel closes."""
+
     def _usable(self):
         if self.is_broken:
             raise StoreDown("store", self.root, "a flush failed earlier", "waits until it can be reopened")

@@ -111,6 +111,10 @@ class Sqlite(LocalStore):
         except OSError:
             pass  # looked at once more, then
 
+    def hang_up(self):
+        """The last one out copies the log into the database."""
+        self.db.close()
+
     def close(self, now, clean=True):
         """Flush what is settled; with `clean`, the last worker out removes the running mark."""
         try:
