@@ -351,8 +351,11 @@ def test_a_pause_ends(board):
     for text, count in cases:
         (board.q / "paused").write_text(text + "\n")
         assert status(board, env=clock(board, wall))[1]["paused"] == str(count), text
-    (board.q / "paused").write_text("60 1 %s 5\n" % other)  # another boot, and no clock to believe
-    assert status(board, env=clock(board, 1000))[1]["paused"] == "1"
+    for for_s, count in ((now + 600, 1), (1, 0)):  # another boot, and no clock to believe: from the boot on, as the worker counts
+        (board.q / "paused").write_text("%d 1 %s 5\n" % (for_s, other))
+        assert status(board, env=clock(board, 1000))[1]["paused"] == str(count), for_s
+    board.configure(CLOCK="none")
+    assert status(board, env=clock(board, 1800000000))[1]["paused"] == "0"
 
 
 def test_resume_frees_held_types(board):
