@@ -123,7 +123,7 @@ def format_version(name):
 
 
 def safe_name(name):
-    """`name` as it may stand in corrupt/: plain ASCII, no leading dot or dash, bounded; never a reason's, never a newer format's."""
+    """`name` as it may stand in corrupt/: plain ASCII, no leading dot or dash, bounded, never a reason's or a newer format's."""
     text = "".join(c if c in WORD or c == "." else "_" for c in name[:160])
     if text.endswith(".why") or format_version(text):
         text = text.replace(".", "_")  # nobody would count it, and no bound would remove it
