@@ -129,6 +129,7 @@ class Pack:
         if name not in cls.table:
             return None
         spec = ModuleSpec(name, cls, origin=cls.z, is_package=len(cls.table[name]) == 3)
+        spec.has_location = True  # a module has a __file__
         if spec.submodule_search_locations is not None:
             spec.submodule_search_locations.append(cls.z + "/" + name.replace(".", "/"))
         return spec

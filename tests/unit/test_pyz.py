@@ -344,6 +344,21 @@ def real(tmp_path):
     return build(tmp_path / "real.pyz", REPO)
 
 
+@pytest.mark.parametrize("python", USABLE, ids=lambda path: "%d.%d" % INTERPRETERS[path])
+def test_the_real_thing_knows_its_verbs_and_whether_it_has_byte_code(tmp_path, real, python):
+    """As it is shipped, not as the source tree runs: what starts the worker, the audit, and a look by every other verb."""
+    (tmp_path / "conf").write_text("SPOOL=%s/spool\nRUN_DIR=%s/run\nHANDLERS=%s\n" % (tmp_path, tmp_path, tmp_path))
+    environment = {"EDGEQ_CONF": str(tmp_path / "conf"), "EDGEQ_PYTHON": python}
+    child = run([real, "work", "--preflight"], **environment)
+    assert child.returncode == 0 and ": fit: " in child.stdout, child
+    assert ("no byte code" in child.stderr) == (INTERPRETERS[python] != sys.version_info[:2]), child
+    for words in (["check"], ["enqueue", "t"], ["status", "-v"], ["ls"], ["log"], ["show", "x"], ["why", "x"], ["kick", "x"],
+                  ["cancel", "x"], ["purge", "dlq"], ["pause"], ["resume"], ["wait", "x"], ["drain"], ["move"], ["forward"],
+                  ["work", "--once"], ["top", "--help"]) if INTERPRETERS[python] == sys.version_info[:2] else (["check"],):
+        child = run([real, *words], **environment)
+        assert child.returncode in (0, 1, 2, 64, 75) and "bug" not in child.stderr, child
+
+
 MEASURE = """
 import sys
 bare = set(sys.modules)
