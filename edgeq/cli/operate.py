@@ -3,7 +3,7 @@
 from select import poll
 
 from edgeq import disk as seam
-from edgeq.errors import BadJob, Busy, Duplicate, NO, NotFound, OK, TRY_LATER
+from edgeq.errors import BadJob, BadUsage, Busy, Duplicate, NO, NotFound, OK, TRY_LATER
 from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, is_word
 from edgeq.log import say
 from edgeq.store.local import poke
@@ -146,14 +146,14 @@ def _type(context):
     if len(context.args) > 1:
         raise context.usage("one TYPE at most")
     if context.args and not is_word(context.args[0]):
-        raise BadJob(context.verb, "type", "not 1 to 64 letters, digits, '_' or '-'")
+        raise BadUsage(context.verb, "type", "not 1 to 64 letters, digits, '_' or '-'")
     return context.args[0] if context.args else ""
 
 
 def _ids(context, args):
     for id in args:
         if not is_word(id):
-            raise BadJob(context.verb, "id", "not 1 to 64 letters, digits, '_' or '-'")
+            raise BadUsage(context.verb, "id", "not 1 to 64 letters, digits, '_' or '-'")
     return args
 
 
