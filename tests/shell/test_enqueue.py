@@ -426,18 +426,20 @@ def test_a_board_without_a_clock_counts_from_1970(board, tmp_path):
     assert '"created_at":0,"available_at":6,' in text
 
 
+@pytest.mark.parametrize("prio", [2, 7, 9])
 @pytest.mark.parametrize("where", ["incoming", "processing", "failed", "dlq", "segment", "line", "torn line"])
-def test_after_a_reboot_seq_is_seeded_from_the_spool(board, where):
-    """R is empty: the highest number anywhere counts."""
+def test_after_a_reboot_seq_is_seeded_from_the_spool(board, where, prio):
+    """R is empty: the highest number anywhere counts, of whatever priority."""
     high = 4102444800000000
     board.waiting("low", seq=1752999990000000)
+    board.waiting("claimed", folder="processing", seq=1752999990000002, prio=0, tail="abcd1234-1-1-2.json")
     board.waiting("more", prio=9, seq=1752999990000001)
     (board.q / "incoming/9.9999999.json").write_text("{}")
     want = high
     if where in ("incoming", "failed"):
-        board.waiting("h", folder=where, seq=high, prio=2)
+        board.waiting("h", folder=where, seq=high, prio=prio)
     elif where == "processing":
-        board.waiting("h", folder=where, seq=high, prio=2, tail="abcd1234-1-1-1.settling")
+        board.waiting("h", folder=where, seq=high, prio=prio, tail="abcd1234-1-1-1.settling")
     elif where == "dlq":
         (board.q / "dlq" / ("%d-0123abcd.json" % high)).write_text("{}\n")
     elif where == "segment":
