@@ -329,6 +329,13 @@ def test_a_required_mount_that_is_not_there_is_75(bare_board):
     assert_refused(bare_board, 75, "pause", says="not mounted")
     bare_board.configure(REQUIRE_MOUNT="/proc")
     bare_board.enqueue("t")
+    (bare_board.root / "data").symlink_to("/proc")
+    (bare_board.root / "away").symlink_to("/proc/self/nothing")
+    bare_board.configure(REQUIRE_MOUNT=bare_board.root / "data")  # as the worker sees it
+    bare_board.enqueue("t")
+    bare_board.enqueue("t", "--id", "a")
+    bare_board.configure(REQUIRE_MOUNT=bare_board.root / "away")
+    assert_refused(bare_board, 75, "enqueue", "t", says="not mounted")
 
 
 def test_a_fresh_board_is_made_ready(bare_board):
