@@ -141,3 +141,25 @@ def test_the_manual_has_every_key():
     from edgeq.config import KEYS, TYPE_KEYS
     text = (REPO / "docs/configuration.md").read_text()
     assert [key for key in [*KEYS, *TYPE_KEYS] if not re.search(r"\b%s\b" % key, text)] == []
+
+
+def test_the_last_words_of_a_worker_that_left_are_told_by_both(console):
+    console.configure(LINGER_S=1)
+    console.type_conf("bad", MAX_ATTEMPTS=1)
+    console.handler("bad", "echo no such host; exit 1")
+    id = console.ok("enqueue", "bad")
+    worker = console.start(up=False)
+    assert worker.wait(20) == 0
+    wrapper, python = (console.edgeq("status", by=by) for by in ("wrapper", "python"))
+    assert ' worker=idle ' in wrapper.out and ' last_error="bad %s: exit 1: no such host"' % id in wrapper.out
+    for line in (wrapper, python):
+        line.out = line.out.partition(" ")[2].partition(" free_kb=")[::2]
+    assert wrapper.out[0] == python.out[0]
+    assert wrapper.out[1].partition(" ")[2] == python.out[1].partition(" ")[2] and wrapper.code == python.code == 1
+
+
+@pytest.mark.parametrize("made", ["", "spool"])
+def test_a_board_where_nothing_was_queued_is_told_alike(console, made):
+    (console.root / made).mkdir(parents=True, exist_ok=True)
+    lines = [re.sub(r"^\S+|free_kb=[1-9]\d*", "", console.edgeq("status", by=by).out) for by in ("wrapper", "python")]
+    assert lines[0] == lines[1] and 'last_error=""' in lines[0]
