@@ -379,6 +379,14 @@ def test_other_verbs_go_to_the_zipapp_with_all_their_words(pyz, words):
     assert result.out == "python %d %s LC_ALL=unset umask=0022\n" % (len(words), " ".join(words))
 
 
+@pytest.mark.parametrize("words", [["drain"], ["cancel", "x"], ["guard"]])
+def test_an_empty_zipapp_never_says_yes(pyz, words):
+    """B12: files of no length after an update; to a shell each is a script that succeeds."""
+    pyz.pyz.write_text("")
+    result = pyz.edgeq(*words)
+    assert result.code == 69 and result.out == "" and result.err.count("\n") == 1, result
+
+
 def test_the_zipapp_gets_the_callers_locale(pyz):
     assert "LC_ALL=de_DE.UTF-8 " in pyz.edgeq("ls", env={"LC_ALL": "de_DE.UTF-8"}).out
 

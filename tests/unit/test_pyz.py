@@ -305,6 +305,18 @@ def test_the_archive_is_never_read_as_a_script(tmp_path, pyz, shell):
     assert "PK" not in child.stderr and child.stderr.count("\n") <= 2
 
 
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda words: words[0])
+def test_a_file_that_was_cut_off_never_says_yes(tmp_path, pyz, shell):
+    """B12: a power cut during an update. `edgeq drain && install` must not go on."""
+    data, cut = pyz.read_bytes(), tmp_path / "cut.pyz"
+    head = data.index(b"PK")
+    for size in (60, 100, 512, head - 300, head - 2, head, head + 60, 4096, head + (len(data) - head) // 2):
+        cut.write_bytes(data[:size])
+        child = run([*shell, cut, "drain"], EDGEQ_PYTHON=sys.executable)
+        assert child.returncode in (2, 69) and child.stdout == "" and "Traceback" not in child.stderr, (size, child)
+        assert size < head or child.stderr.count("\n") == 1 and "is damaged" in child.stderr, (size, child)
+
+
 def run_as_version(pyz, version):
     """The first module of the zipapp under an interpreter that says it is VERSION."""
     return run([sys.executable, "-IS", "-c",
