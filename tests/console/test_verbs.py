@@ -19,6 +19,7 @@ TABLE = [  # words, code on an empty queue, code on a full one
     ("status", 2, 2), ("status -v", 2, 2), ("status --json", 2, 2), ("status --prom", 2, 2), ("status --all", 2, 2),
     ("status --output /x", 64, 64), ("status x", 64, 64), ("status --nonsense", 64, 64),
     ("pause", 0, 0), ("pause t --for 5", 0, 0), ("pause t --for ever", 0, 0), ("pause --for 0", 64, 64), ("pause a b", 64, 64),
+    ("pause --for 315360000", 0, 0), ("pause --for 315360001", 64, 64),
     ("resume", 1, 1), ("resume t", 1, 1), ("resume a b", 64, 64),
     ("wait done", 1, 0), ("wait dead", 1, 1), ("wait waits --timeout 0", 1, 75), ("wait", 64, 64), ("wait a/b", 64, 64),
     ("pause a/b", 64, 64),
