@@ -123,8 +123,10 @@ def format_version(name):
 
 
 def safe_name(name):
-    """`name` as it may stand in corrupt/: plain ASCII, no leading dot or dash, bounded."""
+    """`name` as it may stand in corrupt/: plain ASCII, no leading dot or dash, bounded, never a reason's or a newer format's."""
     text = "".join(c if c in WORD or c == "." else "_" for c in name[:160])
+    if text.endswith(".why") or format_version(text):
+        text = text.replace(".", "_")  # nobody would count it, and no bound would remove it
     return ("_" + text[1:] if text[:1] in ("", ".", "-") else text) or "_"
 
 

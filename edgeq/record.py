@@ -21,11 +21,12 @@ MAX_ATTEMPTS_LIMIT = 999
 TIMEOUT_LIMIT_S = 604_800
 EXPIRES_LIMIT_S = DELAY_LIMIT_S = 315_360_000
 LAST_INSTANT = 8_999_999_999  # SEQ_LIMIT's second
+LAST_SEQ_SECOND = 9_999_999_999  # of 16 digits: SEQ goes on beyond SEQ_LIMIT, and what was accepted then is a job
 RECORD_OVERHEAD = 4096  # bytes of a record beside its payload, generously
 BLANKS = " \t\n\r"
 KEY_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
 NUMBERS = (("priority", 0, 9), ("max_attempts", 1, MAX_ATTEMPTS_LIMIT), ("timeout_s", 1, TIMEOUT_LIMIT_S),
-           ("expires_s", 1, EXPIRES_LIMIT_S), ("created_at", 0, LAST_INSTANT), ("available_at", 0, LAST_INSTANT),
+           ("expires_s", 1, EXPIRES_LIMIT_S), ("created_at", 0, LAST_SEQ_SECOND), ("available_at", 0, LAST_INSTANT),
            ("attempts", 0, 9999))
 CANONICAL = frozenset('"%s"' % field for field in ("id", "type", "key") + tuple(number[0] for number in NUMBERS))
 

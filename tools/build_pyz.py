@@ -84,6 +84,7 @@ start(sys.argv)
 """
 
 HEAD = """#!/bin/sh
+{{ # read whole, or not run at all: half of it would say yes to everything
 # The zipapp of edgeq: this script, then a zip archive. EDGEQ_PYTHON names another
 # interpreter than /usr/bin/python3. "python3 edgeq.pyz" works too.
 z=$0
@@ -99,13 +100,18 @@ fi
 exec "$py" -IS -c 'import sys
 z = sys.argv[1]
 sys.path.insert(0, z)
-if sys.modules["_frozen_importlib_external"].MAGIC_NUMBER.hex() == "{magic}":
-    import marshal, posix
-    fd = posix.open(z, posix.O_RDONLY | posix.O_CLOEXEC)
-    exec(marshal.loads(posix.pread(fd, {size:7}, {offset:7})))
-from edgeq_start import start
-start(sys.argv[1:])' "$z" "$@"
+try:
+    if sys.modules["_frozen_importlib_external"].MAGIC_NUMBER.hex() == "{magic}":
+        import marshal, posix
+        fd = posix.open(z, posix.O_RDONLY | posix.O_CLOEXEC)
+        exec(marshal.loads(posix.pread(fd, {size:7}, {offset:7})))
+    from edgeq_start import start
+    start(sys.argv[1:])
+except Exception as error:
+    sys.stderr.write("edgeq: cannot start: %s is damaged: %s: %s: install it again\\n" % (z, type(error).__name__, error))
+    sys.exit({code})' "$z" "$@"
 exit {code}
+}}
 """
 
 # Runs in __main__ of the interpreter: z is our path, fd the file, open. The table is a line for each
@@ -129,6 +135,7 @@ class Pack:
         if name not in cls.table:
             return None
         spec = ModuleSpec(name, cls, origin=cls.z, is_package=len(cls.table[name]) == 3)
+        spec.has_location = True  # a module has a __file__
         if spec.submodule_search_locations is not None:
             spec.submodule_search_locations.append(cls.z + "/" + name.replace(".", "/"))
         return spec

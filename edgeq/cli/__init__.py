@@ -132,6 +132,8 @@ def _run(argv):
     if options.get("help"):
         Context.out("usage: edgeq %s %s\n\n%s" % (verb, VERBS[verb][1], module.HELP.get(verb, VERBS[verb][2]).strip("\n")))
         return OK
+    if options.get("config") == "":
+        raise BadUsage(verb, "--config", "needs a file")
     path = options.get("config") or posix.environ.get(b"EDGEQ_CONF", b"").decode() or configuration.DEFAULT_PATH
     if "queue" in options and not is_word(options["queue"]):
         raise BadUsage(verb, "--queue", "not a queue name: letters, digits, '_' and '-'")

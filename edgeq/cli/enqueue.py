@@ -4,7 +4,7 @@ import posix
 
 from edgeq.clock import parse_iso
 from edgeq.enqueue import admit, enqueue, make_batch, make_job
-from edgeq.errors import BadJob, CannotCreate, OK, TRY_LATER
+from edgeq.errors import BadJob, BadUsage, CannotCreate, OK, TRY_LATER
 from edgeq.log import say
 from edgeq.record import text_payload
 from edgeq.space import Guard, is_mounted
@@ -34,6 +34,9 @@ Exit 0 means: a power cut now loses nothing. Prints the id.
   edgeq enqueue send_webhook '{"url":"https://example.net/hook"}'
   edgeq enqueue sync_config --key sync-config --latest "$(cat config.json)"
 """}
+
+
+WORDS = ("type", "id", "key", "priority", "max-attempts", "timeout", "expires", "delay", "at")  # wrong ones are bad usage
 
 
 def run(context):
@@ -82,10 +85,15 @@ def _job(context):
         payload = _read("-", context.config.max_payload_bytes) if args[1] == "-" else _bytes(args[1])
     else:
         payload = b"{}"
-    return make_job(context.config, args[0], payload, id=options.get("id"), priority=options.get("priority"),
-                    max_attempts=options.get("max-attempts"), timeout_s=options.get("timeout"),
-                    expires_s=options.get("expires"), key=options.get("key"), delay_s=options.get("delay"),
-                    at=_instant(options.get("at")), latest=options.get("latest", False))
+    try:
+        return make_job(context.config, args[0], payload, id=options.get("id"), priority=options.get("priority"),
+                        max_attempts=options.get("max-attempts"), timeout_s=options.get("timeout"),
+                        expires_s=options.get("expires"), key=options.get("key"), delay_s=options.get("delay"),
+                        at=_instant(options.get("at")), latest=options.get("latest", False))
+    except BadJob as error:
+        if error.what not in WORDS:
+            raise
+        raise BadUsage("enqueue", error.what if error.what == "type" else "--" + error.what, error.why) from None
 
 
 def _batch(context):
@@ -106,7 +114,7 @@ def _batch(context):
 def _instant(text):
     if text is None:
         return None
-    if text.isascii() and text.isdigit() and len(text) <= 12:
+    if text.isascii() and text.isdigit() and len(text) <= 12 and int(text):
         return int(text)
     try:
         return parse_iso(text)

@@ -3,7 +3,7 @@
 from edgeq.cli.status import _text, read_gate, read_status
 from edgeq.clock import iso
 from edgeq.config import load_type
-from edgeq.errors import BadJob, NO, NotFound, OK
+from edgeq.errors import BadJob, BadUsage, NO, NotFound, OK
 from edgeq.gate import Gate
 from edgeq.job import CORRUPT, DLQ, DONE, FAILED, FOLDERS, INCOMING, PROCESSING, is_word
 from edgeq.lease import is_alive
@@ -114,7 +114,7 @@ def _one_id(context):
     if len(context.args) != 1:
         raise context.usage("one ID")
     if not is_word(context.args[0]):
-        raise BadJob(context.verb, "id", "not 1 to 64 letters, digits, '_' or '-'")
+        raise BadUsage(context.verb, "id", "not 1 to 64 letters, digits, '_' or '-'")
     return context.args[0]
 
 

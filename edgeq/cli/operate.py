@@ -3,11 +3,11 @@
 from select import poll
 
 from edgeq import disk as seam
-from edgeq.errors import BadJob, Busy, Duplicate, NO, NotFound, OK, TRY_LATER
+from edgeq.errors import BadJob, BadUsage, Busy, Duplicate, NO, NotFound, OK, TRY_LATER
 from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, is_word
 from edgeq.log import say
 from edgeq.store.local import poke
-from edgeq.store.pauses import DEFAULT_FOR_S
+from edgeq.store.pauses import DEFAULT_FOR_S, PAUSE_LIMIT_S
 
 OPTIONS = {"kick": {"all": "flag", "type": "text"}, "purge": {"force": "flag"},
            "pause": {"for": "text"}, "resume": {}, "wait": {"timeout": "whole"}}
@@ -108,8 +108,8 @@ def _purge(context):
 def _pause(context):
     type = _type(context)
     length = context.options.get("for", str(DEFAULT_FOR_S))
-    if length != "ever" and not (length.isascii() and length.isdigit() and 1 <= int(length) <= 31_622_400):
-        raise context.usage("--for: 1 to 31622400 seconds, or ever")
+    if length != "ever" and not (length.isascii() and length.isdigit() and len(length) <= 12 and 1 <= int(length) <= PAUSE_LIMIT_S):
+        raise context.usage("--for: 1 to %d seconds, or ever" % PAUSE_LIMIT_S)
     store = context.open_store()
     store.make_folders()
     store.pauses.set(type, 0 if length == "ever" else int(length), context.clock.read())
@@ -146,14 +146,14 @@ def _type(context):
     if len(context.args) > 1:
         raise context.usage("one TYPE at most")
     if context.args and not is_word(context.args[0]):
-        raise BadJob(context.verb, "type", "not 1 to 64 letters, digits, '_' or '-'")
+        raise BadUsage(context.verb, "type", "not 1 to 64 letters, digits, '_' or '-'")
     return context.args[0] if context.args else ""
 
 
 def _ids(context, args):
     for id in args:
         if not is_word(id):
-            raise BadJob(context.verb, "id", "not 1 to 64 letters, digits, '_' or '-'")
+            raise BadUsage(context.verb, "id", "not 1 to 64 letters, digits, '_' or '-'")
     return args
 
 

@@ -11,7 +11,7 @@ def parse(verb, argv, spec):
         word = words.pop(0)
         if word == "--":
             return options, args + words
-        if word == "-" or not word.startswith("-"):
+        if not word.startswith("-") or word == "-" or word[1:2].isdigit():  # a negative number is JSON
             args.append(word)
             continue
         name, equals, value = word.lstrip("-").partition("=")

@@ -154,16 +154,20 @@ def _from_folders(context, store, now):
     except EdgeqError as error:
         status.last_error = escape(str(error))
     except OSError as error:
-        status.last_error = escape("%s: %s" % (error.filename or store.root, error.strerror))
+        if store.disk.exists(store.home):  # else nothing was queued here yet
+            status.last_error = escape("%s: %s" % (error.filename or store.root, error.strerror))
     if counts:
         status.ready, status.processing, status.done, status.dead = counts.ready, counts.processing, counts.done, counts.dead
         status.delayed, status.failed, status.corrupt = counts.delayed, counts.failed, counts.corrupt
         status.oldest = counts.oldest_at
         status.held = _held_n(store)
-    status.worker = _lingering(store.run, context.clock.boot_id)
+    last = _last_words(store.run, context.clock.boot_id)
+    # `idle`: it left because nothing was to do (LINGER_S)
+    status.worker = "idle" if last and last.worker == "idle" else "down"
     status.clock = "ok" if context.config.clock == "none" or _is_trusted(store, now) else "untrusted"
-    status.durable = "no" if _in_ram(store.root) else "yes"
+    status.durable = "no" if _in_ram(_ground(store)) else "yes"
     merge(status, read_tallies(store.run))
+    status.last_error = status.last_error or (last.last_error if last else "")
     guard = Guard(store.disk, store.root, store.run, context.config)
     full = ""
     try:
@@ -183,13 +187,13 @@ def _held_n(store):
     return sum(entry.type in held for state in (INCOMING, FAILED) for entry in _entries(store, state)) if held else 0
 
 
-def _lingering(run, boot_id):
-    """`idle` when the last worker left because nothing was to do (LINGER_S), else `down`."""
+def _last_words(run, boot_id):
+    """The Status that the last worker of this boot left, None where none did."""
     try:
         last = parse_run_line(seam.read_text(run + "/status"))
-        return "idle" if last.worker == "idle" and last.boot_id == boot_id else "down"
+        return last if last.boot_id == boot_id else None
     except (OSError, ValueError):
-        return "down"
+        return None
 
 
 def _is_trusted(store, now):
@@ -199,15 +203,20 @@ def _is_trusted(store, now):
         return False
 
 
+def _ground(store):
+    """The folder whose file system is told of: the store's, or the one it will be made in."""
+    return store.root if store.disk.exists(store.root) else store.root.rpartition("/")[0]
+
+
 def _in_ram(path):
     try:
         return find_mount(path)[2]
     except OSError:
-        return False
+        return True  # not there: nothing of it is on flash
 
 
 def _free_kb(store, config):
-    guard = Guard(store.disk, store.root, store.run, config)
+    guard = Guard(store.disk, _ground(store), store.run, config)
     try:
         guard.measure()
     except OSError:

@@ -12,7 +12,7 @@ import posix
 from select import poll
 
 from edgeq import disk as seam
-from edgeq.errors import BadJob, Busy, NotFound, OK, TRY_LATER
+from edgeq.errors import BadUsage, Busy, NotFound, OK, TRY_LATER
 from edgeq.job import DONE, PROCESSING, is_word
 from edgeq.log import say
 from edgeq.reap import end_survivors, has_survivors
@@ -56,7 +56,7 @@ def _cancel(context):
         raise context.usage("one ID")
     id = context.args[0]
     if not is_word(id):
-        raise BadJob("cancel", "id", "not 1 to 64 letters, digits, '_' or '-'")
+        raise BadUsage("cancel", "id", "not 1 to 64 letters, digits, '_' or '-'")
     store = context.open_store()
     store.make_folders()
     if not context.options.get("running"):

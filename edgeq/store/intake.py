@@ -151,7 +151,7 @@ def _name_job(spool, job, now):
     if job.at is not None:
         due = int(job.at)
     elif job.delay_s:
-        due = -(-seq // 1_000_000) + int(job.delay_s)  # rounded up: never early
+        due = min(-(-seq // 1_000_000) + int(job.delay_s), records.LAST_INSTANT)  # rounded up: never early
     entry = Entry(INCOMING, job.priority, seq, due, job.at is not None and due > 0, 0, False, job.type, job.id)
     return entry.name, records.encode(job, seq, due)
 

@@ -321,7 +321,10 @@ class Journal:
         except FileNotFoundError:
             return False
         try:
+            # RACE: without the lock, of a line that is appended between two parts of the look only the second half was seen
+            fcntl.flock(fd, fcntl.LOCK_SH)
             used, count = self._measure(name)
+            fcntl.flock(fd, fcntl.LOCK_UN)
             status = self.disk.fstat(fd)
         except OSError:  # all or nothing: a new segment with the old one's end would be written in the middle
             self.disk.close(fd)

@@ -7,6 +7,7 @@ a pause and then sees nothing in processing/ may be sure that nothing starts (th
 from edgeq.errors import NotFound
 
 DEFAULT_FOR_S = 3600
+PAUSE_LIMIT_S = 315_360_000  # as in the wrapper
 
 
 class Pauses:

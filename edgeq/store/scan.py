@@ -36,7 +36,7 @@ class ReadyView:
         self.names_n = self.ready_n = self.delayed_n = self.failed_n = self.newer_n = 0
         self.blocked = {}  # type that may not run -> {folder: ready jobs of it}
         self.next_due = None
-        self.first_ready = ""  # name of the job that has been ready longest
+        self.first_ready = ""  # name of the job in incoming/ that has been ready longest
         self.is_whole = False  # the head holds every ready name of the last listing
 
     def next(self, may_run):
@@ -102,7 +102,7 @@ class ReadyView:
                     if not allowed[type]:
                         self.blocked.setdefault(type, {INCOMING: 0, FAILED: 0})[folder] += 1
                         continue
-                if key[2:18] < oldest:
+                if folder is INCOMING and key[2:18] < oldest:
                     oldest, self.first_ready = key[2:18], name
                 if key < cutoff:
                     best.append((key, folder, name))

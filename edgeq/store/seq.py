@@ -9,8 +9,10 @@ import posix
 from posix import O_RDONLY, O_RDWR, O_CREAT, O_NOFOLLOW, O_CLOEXEC
 
 from edgeq import BUILD_DATE
+from edgeq.errors import EACCES, ENOENT, EPERM, EROFS, NO_ROOM
 from edgeq.job import SEQ_LIMIT
 
+NO_RUN = (ENOENT, EACCES, EPERM, EROFS) + NO_ROOM  # /run is not there yet, not ours, or full
 SLACK_S = 5  # a burst may run a little ahead of the clock, and a time daemon may pull it back a little
 
 
@@ -59,7 +61,9 @@ class Sequence:
                     known = self.seed()
                     self._put(known)
                 return known
-        except (FileNotFoundError, PermissionError):
+        except OSError as error:
+            if error.errno not in NO_RUN:
+                raise
             return self.seed()
 
     def _get(self):
@@ -78,9 +82,11 @@ class Sequence:
     def _put(self, seq):
         try:
             fd = posix.open(self.path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0o660)
-        except (FileNotFoundError, PermissionError):
-            return  # no /run yet: the next one counts on from the names
-        try:
-            posix.pwrite(fd, b"%016d\n" % seq, 0)  # in place: a reader never sees it empty
-        finally:
-            posix.close(fd)
+            try:
+                posix.pwrite(fd, b"%016d\n" % seq, 0)  # in place: a reader never sees it empty
+            finally:
+                posix.close(fd)
+        except OSError as error:
+            if error.errno not in NO_RUN:
+                raise
+            # the next one counts on from the names

@@ -23,6 +23,7 @@ import posix
 from edgeq import disk as seam
 from edgeq.errors import BadConfig, BadJob, Busy, Duplicate, EdgeqError, LeaseLost, NotFound, StoreDown, NO_ROOM
 from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, Entry, Lease, format_version, parse_name, safe_name
+from edgeq.record import LAST_INSTANT
 from edgeq.store import bounds
 from edgeq.store.base import ALREADY_DEAD, ALREADY_DONE, ALREADY_QUEUED, QUEUED, Counts, Gauges, Receipt
 from edgeq.store.dropbox import find_file, take_in
@@ -248,7 +249,7 @@ class Sqlite(LocalStore):
             job.id = "%016d-%s" % (seq, seam.make_uuid()[:8])
         due = int(job.at) if job.at is not None else 0
         if job.at is None and job.delay_s:
-            due = -(-seq // 1_000_000) + int(job.delay_s)
+            due = min(-(-seq // 1_000_000) + int(job.delay_s), LAST_INSTANT)
         entry = Entry(INCOMING, job.priority, seq, due, job.at is not None and due > 0, 0, False, job.type, job.id)
         self._insert(entry, job, job.payload, seq // 1_000_000, LATEST if job.latest else None, "", int(now.wall))
         return QUEUED

@@ -738,6 +738,21 @@ def test_counts_tell_every_state(bench, store):
     assert 6.9 <= bench.clock.boot - counts.oldest_at <= 7.1
 
 
+def test_jobs_are_jobs_when_the_clock_reaches_its_last_instant(bench, store):
+    """The year 2255, or a group member who wrote nonsense into R/seq: numbers count on from there."""
+    bench.clock.wall = 8_999_999_999.99999
+    wanted = [put(bench, store, id).id for id in [None] * 20 + ["x"]]
+    assert drain(bench, store) == wanted
+
+
+def test_a_due_retry_is_not_the_oldest_of_what_is_ready(bench, store):
+    put(bench, store, "failed")
+    store.retry(take(bench, store), 1, "exit 1", bench.now)
+    bench.clock.sleep(60)
+    counts = store.counts(bench.now)
+    assert (counts.ready, counts.failed, counts.oldest_at) == (0, 1, 0)
+
+
 def test_the_age_of_the_oldest_job_does_not_step_with_the_clock(bench, store):
     put(bench, store, "a")
     store.counts(bench.now)

@@ -1,5 +1,6 @@
 """Keys: at most one running, at most one waiting, the newest payload wins; whatever a crash leaves between publish and removal."""
 
+import resource
 import shutil
 
 import pytest
@@ -230,6 +231,17 @@ def test_the_wrapper_hands_over_when_nobody_knows_the_keys(console):
     (console.r / "keys/index").write_text("")
     assert console.ok("enqueue", "t", "--key", "k", "2", by="wrapper") == first
     assert console.run_text("keys/index").startswith("whole\n")
+
+
+def test_an_index_that_finds_no_room_in_run_is_made_again(console):
+    first = console.ok("enqueue", "t", "--key", "a", "1")
+    with open(console.r / "keys/index", "a") as index:
+        index.write("x y\n" * 2048)
+    got = console.edgeq("enqueue", "t", "--key", "k", "1", by="wrapper", restore_signals=False,  # SIGXFSZ stays ignored
+                        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)))
+    assert (got.code, got.err) == (0, ""), got
+    assert console.ok("enqueue", "t", "--key", "k", "2", by="wrapper") == got.out.strip()
+    assert sorted(console.ids("incoming")) == sorted([first, got.out.strip()])
 
 
 def test_the_wrapper_reads_the_records_on_a_board_without_python(console):

@@ -14,22 +14,25 @@ TABLE = [  # words, code on an empty queue, code on a full one
     ("enqueue t", 0, 0), ("enqueue t --id waits", 0, 0), ("enqueue t --id dead", 0, 0), ("enqueue t --id done", 0, 0),
     ("enqueue", 64, 64), ("enqueue t {", 65, 65), ("enqueue t 1 2", 64, 64), ("enqueue t --delay x", 64, 64),
     ("enqueue t --file /no/such", 65, 65), ("enqueue t --latest", 64, 64), ("enqueue t --key k --latest", 0, 0),
-    ("enqueue --batch", 65, 65), ("enqueue a/b", None, None),
+    ("enqueue --batch", 65, 65), ("enqueue a/b", 64, 64),
+    ("enqueue t --priority 10", 64, 64), ("enqueue t --at 0", 64, 64), ("enqueue t -5", 0, 0),
     ("status", 2, 2), ("status -v", 2, 2), ("status --json", 2, 2), ("status --prom", 2, 2), ("status --all", 2, 2),
     ("status --output /x", 64, 64), ("status x", 64, 64), ("status --nonsense", 64, 64),
     ("pause", 0, 0), ("pause t --for 5", 0, 0), ("pause t --for ever", 0, 0), ("pause --for 0", 64, 64), ("pause a b", 64, 64),
+    ("pause --for 315360000", 0, 0), ("pause --for 315360001", 64, 64),
     ("resume", 1, 1), ("resume t", 1, 1), ("resume a b", 64, 64),
-    ("wait done", 1, 0), ("wait dead", 1, 1), ("wait waits --timeout 0", 1, 75), ("wait", 64, 64), ("wait a/b", None, None),
+    ("wait done", 1, 0), ("wait dead", 1, 1), ("wait waits --timeout 0", 1, 75), ("wait", 64, 64), ("wait a/b", 64, 64),
+    ("pause a/b", 64, 64),
     ("drain", 0, 0), ("drain x", 64, 64), ("drain --timeout 0", 0, 0),
     ("work --once", 0, 75), ("work --preflight", 0, 0), ("work x", 64, 64), ("work --concurrency 0", 64, 64),
     ("ls", 1, 0), ("ls ready", 1, 0), ("ls delayed", 1, 0), ("ls running", 1, 1), ("ls dead", 1, 0), ("ls done", 1, 0),
     ("ls corrupt", 1, 1), ("ls nonsense", 64, 64), ("ls --type t", 1, 0), ("ls --type u", 1, 1), ("ls a b", 64, 64),
-    ("show waits", 1, 0), ("show done", 1, 0), ("show dead", 1, 0), ("show a/b", 65, 65), ("show", 64, 64),
-    ("why waits", 1, 0), ("why later", 1, 0), ("why done", 1, 0), ("why dead", 1, 0), ("why", 64, 64), ("why a/b", 65, 65),
+    ("show waits", 1, 0), ("show done", 1, 0), ("show dead", 1, 0), ("show a/b", 64, 64), ("show", 64, 64),
+    ("why waits", 1, 0), ("why later", 1, 0), ("why done", 1, 0), ("why dead", 1, 0), ("why", 64, 64), ("why a/b", 64, 64),
     ("kick dead", 1, 0), ("kick waits", 1, 75), ("kick done", 1, 75), ("kick --all", 1, 0), ("kick --all --type bad", 1, 0),
     ("kick --all --type u", 1, 1), ("kick", 64, 64), ("kick dead --type t", 64, 64), ("kick --all dead", 64, 64),
     ("cancel waits", 1, 0), ("cancel dead", 1, 0), ("cancel done", 1, 1), ("cancel", 64, 64), ("cancel --running waits", 1, 0),
-    ("cancel a/b", 65, 65),
+    ("cancel a/b", 64, 64),
     ("purge dlq", 0, 0), ("purge done", 0, 0), ("purge corrupt", 0, 0), ("purge incoming", 64, 64), ("purge failed --force", 0, 0),
     ("purge all", 64, 64), ("purge all --force", 0, 0), ("purge nonsense", 64, 64), ("purge processing --force", 64, 64),
     ("check x", 64, 64), ("top --interval 0", 64, 64), ("top", 0, 0), ("log", 1, 0), ("log -n 1", 1, 0), ("log x", 64, 64),
@@ -139,3 +142,25 @@ def test_the_manual_has_every_key():
     from edgeq.config import KEYS, TYPE_KEYS
     text = (REPO / "docs/configuration.md").read_text()
     assert [key for key in [*KEYS, *TYPE_KEYS] if not re.search(r"\b%s\b" % key, text)] == []
+
+
+def test_the_last_words_of_a_worker_that_left_are_told_by_both(console):
+    console.configure(LINGER_S=1)
+    console.type_conf("bad", MAX_ATTEMPTS=1)
+    console.handler("bad", "echo no such host; exit 1")
+    id = console.ok("enqueue", "bad")
+    worker = console.start(up=False)
+    assert worker.wait(20) == 0
+    wrapper, python = (console.edgeq("status", by=by) for by in ("wrapper", "python"))
+    assert ' worker=idle ' in wrapper.out and ' last_error="bad %s: exit 1: no such host"' % id in wrapper.out
+    for line in (wrapper, python):
+        line.out = line.out.partition(" ")[2].partition(" free_kb=")[::2]
+    assert wrapper.out[0] == python.out[0]
+    assert wrapper.out[1].partition(" ")[2] == python.out[1].partition(" ")[2] and wrapper.code == python.code == 1
+
+
+@pytest.mark.parametrize("made", ["", "spool"])
+def test_a_board_where_nothing_was_queued_is_told_alike(console, made):
+    (console.root / made).mkdir(parents=True, exist_ok=True)
+    lines = [re.sub(r"^\S+|free_kb=[1-9]\d*", "", console.edgeq("status", by=by).out) for by in ("wrapper", "python")]
+    assert lines[0] == lines[1] and 'last_error=""' in lines[0]

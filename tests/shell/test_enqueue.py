@@ -329,6 +329,13 @@ def test_a_required_mount_that_is_not_there_is_75(bare_board):
     assert_refused(bare_board, 75, "pause", says="not mounted")
     bare_board.configure(REQUIRE_MOUNT="/proc")
     bare_board.enqueue("t")
+    (bare_board.root / "data").symlink_to("/proc")
+    (bare_board.root / "away").symlink_to("/proc/self/nothing")
+    bare_board.configure(REQUIRE_MOUNT=bare_board.root / "data")  # as the worker sees it
+    bare_board.enqueue("t")
+    bare_board.enqueue("t", "--id", "a")
+    bare_board.configure(REQUIRE_MOUNT=bare_board.root / "away")
+    assert_refused(bare_board, 75, "enqueue", "t", says="not mounted")
 
 
 def test_a_fresh_board_is_made_ready(bare_board):
@@ -370,6 +377,14 @@ def test_other_verbs_go_to_the_zipapp_with_all_their_words(pyz, words):
     result = pyz.edgeq(*words)
     assert result.code == 7
     assert result.out == "python %d %s LC_ALL=unset umask=0022\n" % (len(words), " ".join(words))
+
+
+@pytest.mark.parametrize("words", [["drain"], ["cancel", "x"], ["guard"]])
+def test_an_empty_zipapp_never_says_yes(pyz, words):
+    """B12: files of no length after an update; to a shell each is a script that succeeds."""
+    pyz.pyz.write_text("")
+    result = pyz.edgeq(*words)
+    assert result.code == 69 and result.out == "" and result.err.count("\n") == 1, result
 
 
 def test_the_zipapp_gets_the_callers_locale(pyz):
@@ -426,18 +441,20 @@ def test_a_board_without_a_clock_counts_from_1970(board, tmp_path):
     assert '"created_at":0,"available_at":6,' in text
 
 
+@pytest.mark.parametrize("prio", [2, 7, 9])
 @pytest.mark.parametrize("where", ["incoming", "processing", "failed", "dlq", "segment", "line", "torn line"])
-def test_after_a_reboot_seq_is_seeded_from_the_spool(board, where):
-    """R is empty: the highest number anywhere counts."""
+def test_after_a_reboot_seq_is_seeded_from_the_spool(board, where, prio):
+    """R is empty: the highest number anywhere counts, of whatever priority."""
     high = 4102444800000000
     board.waiting("low", seq=1752999990000000)
+    board.waiting("claimed", folder="processing", seq=1752999990000002, prio=0, tail="abcd1234-1-1-2.json")
     board.waiting("more", prio=9, seq=1752999990000001)
     (board.q / "incoming/9.9999999.json").write_text("{}")
     want = high
     if where in ("incoming", "failed"):
-        board.waiting("h", folder=where, seq=high, prio=2)
+        board.waiting("h", folder=where, seq=high, prio=prio)
     elif where == "processing":
-        board.waiting("h", folder=where, seq=high, prio=2, tail="abcd1234-1-1-1.settling")
+        board.waiting("h", folder=where, seq=high, prio=prio, tail="abcd1234-1-1-1.settling")
     elif where == "dlq":
         (board.q / "dlq" / ("%d-0123abcd.json" % high)).write_text("{}\n")
     elif where == "segment":

@@ -53,6 +53,8 @@ def test_counted_from_the_names(any_board, tmp_path):
     board.waiting("f", seq=(now - 900) * 1000000, tail="v2.json")
     board.waiting("g", folder="failed", due=str(now + 5), att="1")
     board.waiting("h", folder="failed", due=str(now - 5), att="2r")
+    board.waiting("h2", folder="failed", due=str(now - 5), att="2", tail="v2.json")
+    (board.q / "failed/stranger").write_text("x")
     board.waiting("i", folder="processing", tail="abcd1234-1-1-1.json")
     board.waiting("j", folder="processing", tail="abcd1234-1-1-2.settling")
     for name in ("dlq/k.json", "dlq/l.json", "corrupt/m", "corrupt/m.why", "corrupt/n.json", "corrupt/n.json.why", "corrupt/o"):
@@ -63,7 +65,7 @@ def test_counted_from_the_names(any_board, tmp_path):
     board.segment([journal_line("q%d" % i, i) for i in range(100, 205)] + [journal_line("torn", 999)[:-4] + "000\n",
                                                                            "+\n"], seq=2, count=99)
     code, line = status(board, env=clock(board, now))
-    want = {"ready": "4", "processing": "2", "done": "204", "dead": "2", "delayed": "2", "failed": "2",
+    want = {"ready": "4", "processing": "1", "done": "204", "dead": "2", "delayed": "2", "failed": "2",
             "corrupt": "3", "held": "0",
             "oldest_ready_s": "500", "at": "2027-01-15T08:00:00Z", "clock": "ok", "worker": "down"}
     assert {key: line[key] for key in want} == want and code == 2
@@ -88,6 +90,7 @@ def test_held_types_are_counted(board):
     board.waiting("c", type="y")
     board.waiting("x", type="z")
     (board.r / "types").mkdir()
+    board.waiting("d", type="x", tail="v2.json")
     (board.r / "types/x").write_text("held 999 no handler\n")
     (board.r / "types/y").write_text("offline 999 no net\n")
     assert status(board)[1]["held"] == "2"
@@ -108,6 +111,10 @@ def test_the_clock_is_judged(board):
     board.waiting("a", seq=1795990100000000)
     assert status(board, env=clock(board, 1795990000))[1]["clock"] == "untrusted"  # before the newest job
     assert status(board, env=clock(board, 1795990096))[1]["clock"] == "ok"
+    assert status(board, env=clock(board, 1795990096))[1]["oldest_ready_s"] == "0"
+    board.waiting("b", seq=1795980000000000)
+    assert status(board, env=clock(board, 1795990096))[1]["oldest_ready_s"][:3] == "100"
+    assert status(board, env=clock(board, 1795990000))[1]["oldest_ready_s"] == "0"  # nobody knows
     board.configure(CLOCK="none")
     assert status(board, env=clock(board, 1000))[1]["clock"] == "ok"
 
@@ -351,8 +358,11 @@ def test_a_pause_ends(board):
     for text, count in cases:
         (board.q / "paused").write_text(text + "\n")
         assert status(board, env=clock(board, wall))[1]["paused"] == str(count), text
-    (board.q / "paused").write_text("60 1 %s 5\n" % other)  # another boot, and no clock to believe
-    assert status(board, env=clock(board, 1000))[1]["paused"] == "1"
+    for for_s, count in ((now + 600, 1), (1, 0)):  # another boot, and no clock to believe: from the boot on, as the worker counts
+        (board.q / "paused").write_text("%d 1 %s 5\n" % (for_s, other))
+        assert status(board, env=clock(board, 1000))[1]["paused"] == str(count), for_s
+    board.configure(CLOCK="none")
+    assert status(board, env=clock(board, 1800000000))[1]["paused"] == "0"
 
 
 def test_resume_frees_held_types(board):

@@ -51,6 +51,12 @@ def test_no_name_breaks_the_parser(name):
 def test_a_safe_name_is_a_plain_file_name(name):
     safe = safe_name(name)
     assert safe and safe.isascii() and safe[0] not in ".-" and "/" not in safe and len(safe) <= 161
+    assert not safe.endswith(".why") and not format_version(safe)
+
+
+@pytest.mark.parametrize("name", ("a.why", "..why", "a.v2.json.why", "x" * 152 + ".v2.jsonx", "x" * 156 + ".whyx"))
+def test_what_is_set_aside_has_no_name_that_the_bounds_pass_over(name):
+    assert not safe_name(name).endswith(".why") and not format_version(safe_name(name))
 
 
 @pytest.mark.parametrize("name, version",

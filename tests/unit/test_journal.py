@@ -1,9 +1,11 @@
 """The done journal: bounded, checksummed, shared by processes."""
 
+from threading import Thread
+
 import pytest
 from hypothesis import given, strategies as st
 
-from edgeq.store.journal import ROLLED, Journal, Line, decode_line, parse_segment
+from edgeq.store.journal import CHUNK_BYTES, ROLLED, Journal, Line, decode_line, parse_segment
 from tests.harness import FaultyDisk
 
 
@@ -182,3 +184,27 @@ def test_the_mark_of_a_rolled_segment_is_no_line(make, tmp_path):
     fill(make(), 0, 60)
     old = sorted(tmp_path.iterdir())[0]
     assert old.read_bytes().rstrip(b"\n").endswith(ROLLED.strip()) and all(found.id != "+" for found in make().lines(old.name))
+
+
+def test_a_line_that_another_appends_during_the_first_look_is_seen_whole(make):
+    writer = make(256)
+    fill(writer, 1, 1)
+    while writer._end < CHUNK_BYTES - 60:
+        fill(writer, writer.count + 1, 1, "n" * min(120, max(CHUNK_BYTES - 80 - writer._end - 60, 1)))
+
+    disk, others = FaultyDisk(), []
+    pread = disk.pread
+
+    def race(fd, size, at):
+        data = pread(fd, size, at)
+        if not others and (size, at) == (CHUNK_BYTES, 0):
+            others.append(Thread(target=fill, args=(writer, writer.count + 1, 1)))
+            others[0].start()
+            others[0].join(0.2)  # long enough where nothing holds it back
+        return data
+    disk.pread = race
+    late = make(256, disk, remembers=False)
+    fill(late, 1000, 1)
+    others[0].join()
+    numbers = [found.n for name in late.segments() for found in late.lines(name)]
+    assert numbers == list(range(1, len(numbers) + 1)) and writer.done_count() == late.done_count() == len(numbers)

@@ -305,6 +305,18 @@ def test_the_archive_is_never_read_as_a_script(tmp_path, pyz, shell):
     assert "PK" not in child.stderr and child.stderr.count("\n") <= 2
 
 
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda words: words[0])
+def test_a_file_that_was_cut_off_never_says_yes(tmp_path, pyz, shell):
+    """B12: a power cut during an update. `edgeq drain && install` must not go on."""
+    data, cut = pyz.read_bytes(), tmp_path / "cut.pyz"
+    head = data.index(b"PK")
+    for size in (60, 100, 512, head - 300, head - 2, head, head + 60, 4096, head + (len(data) - head) // 2):
+        cut.write_bytes(data[:size])
+        child = run([*shell, cut, "drain"], EDGEQ_PYTHON=sys.executable)
+        assert child.returncode in (2, 69) and child.stdout == "" and "Traceback" not in child.stderr, (size, child)
+        assert size < head or child.stderr.count("\n") == 1 and "is damaged" in child.stderr, (size, child)
+
+
 def run_as_version(pyz, version):
     """The first module of the zipapp under an interpreter that says it is VERSION."""
     return run([sys.executable, "-IS", "-c",
@@ -342,6 +354,21 @@ def test_install_lays_out_the_device(tmp_path):
 @pytest.fixture
 def real(tmp_path):
     return build(tmp_path / "real.pyz", REPO)
+
+
+@pytest.mark.parametrize("python", USABLE, ids=lambda path: "%d.%d" % INTERPRETERS[path])
+def test_the_real_thing_knows_its_verbs_and_whether_it_has_byte_code(tmp_path, real, python):
+    """As it is shipped, not as the source tree runs: what starts the worker, the audit, and a look by every other verb."""
+    (tmp_path / "conf").write_text("SPOOL=%s/spool\nRUN_DIR=%s/run\nHANDLERS=%s\n" % (tmp_path, tmp_path, tmp_path))
+    environment = {"EDGEQ_CONF": str(tmp_path / "conf"), "EDGEQ_PYTHON": python}
+    child = run([real, "work", "--preflight"], **environment)
+    assert child.returncode == 0 and ": fit: " in child.stdout, child
+    assert ("no byte code" in child.stderr) == (INTERPRETERS[python] != sys.version_info[:2]), child
+    for words in (["check"], ["enqueue", "t"], ["status", "-v"], ["ls"], ["log"], ["show", "x"], ["why", "x"], ["kick", "x"],
+                  ["cancel", "x"], ["purge", "dlq"], ["pause"], ["resume"], ["wait", "x"], ["drain"], ["move"], ["forward"],
+                  ["work", "--once"], ["top", "--help"]) if INTERPRETERS[python] == sys.version_info[:2] else (["check"],):
+        child = run([real, *words], **environment)
+        assert child.returncode in (0, 1, 2, 64, 75) and "bug" not in child.stderr, child
 
 
 MEASURE = """

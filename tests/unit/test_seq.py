@@ -1,5 +1,7 @@
 """SEQ: never back, whatever the clock does."""
 
+from contextlib import nullcontext
+
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -32,6 +34,22 @@ def test_it_is_seeded_once_from_the_spool(tmp_path):
     asked = []
     seq = make(tmp_path, lambda: asked.append(1) or 77)
     assert (seq.newest(), seq.newest(), seq.issue(Now(0, 0)), len(asked)) == (77, 77, 78, 1)
+
+
+class FullLock:
+    """A lock whose file finds no room in /run."""
+
+    def __enter__(self):
+        raise OSError(28, "No space left on device")
+
+    def __exit__(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("lock", (FullLock(), nullcontext()))
+def test_with_no_room_in_run_it_is_asked_of_the_spool_each_time(lock):
+    seq = Sequence("/dev/full", lock, lambda: 77)  # reads as no number, and every write finds no room
+    assert (seq.newest(), seq.issue(Now(0, 0)), seq.newest()) == (77, 78, 77)
 
 
 @pytest.mark.parametrize("content", (b"", b"garbage\n", b"123\n", b"00000000000000 1\n", b"0000000000000012"))

@@ -516,3 +516,12 @@ def test_a_late_worker_cannot_settle_a_claim_that_was_put_back(board, store):
     recover(board.open(owner=(os.getppid(), start_time(os.getppid()))), board.now)
     with pytest.raises(LeaseLost):
         store.ack(late, board.now)
+
+
+def test_a_delay_beyond_the_last_instant_is_cut_to_it(tmp_path):
+    board = Board(tmp_path)
+    store = board.open()
+    (board.run / "seq").write_text("8999999999999999\n")
+    put(board, store, "a", delay_s=50)
+    assert [entry.due for entry in store.entries(INCOMING)] == [8_999_999_999]
+    assert drain(board, store) == ["a"]
