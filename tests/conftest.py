@@ -28,3 +28,11 @@ def ram_path(tmp_path_factory):
     path = fast_folder(tmp_path_factory)
     yield path
     shutil.rmtree(path)
+
+
+def pytest_collection_modifyitems(items):
+    """Boots are long, and two workers share the tests: each begins with half of them, so that none ends with all."""
+    boots = [item for item in items if "/tests/image/" in str(item.path)]
+    others = [item for item in items if "/tests/image/" not in str(item.path)]
+    middle = len(others) // 2
+    items[:] = boots[::2] + others[:middle] + boots[1::2] + others[middle:]

@@ -113,7 +113,7 @@ def test_b34_a_python_that_is_too_old_fails_the_start(board):
     board.s85("stop")
     # an interpreter that takes itself for an old one: it runs what the zipapp hands it with another sys.version_info
     board.write("usr/bin/old", "#!/bin/sh\nshift 2\ncode=$1\nshift\nexec /usr/bin/python3 -IS -c \"import sys; "
-                "sys.version_info = (3, 9, 2); exec('''$code''')\" \"$@\"\n", 0o755)
+                "sys.version_info = (3, 9, 2); exec(r'''$code''')\" \"$@\"\n", 0o755)
     result = board.sh("EDGEQ_PYTHON=/usr/bin/old /etc/init.d/S85edgeq start")
     assert result.code == 69 and result.out == "Starting edgeq: FAIL\n", result
     assert "3.9" in result.err and "3.11" in result.err
