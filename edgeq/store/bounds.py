@@ -77,15 +77,16 @@ def _remove_tree(spool, path):
 
 
 def _prune_journal(spool):
-    """Delete the oldest segment beyond DONE_KEEP_KB: only when no file has an id of it, the folders flushed first [M]."""
-    name = spool.journal.surplus()
-    if name is None:
-        return 0
-    if _holds_live_id(spool, name):
-        return 0
-    _flush_jobs(spool)
-    spool.journal.delete(name)
-    return 1
+    """Delete the oldest segments beyond DONE_KEEP_KB: each only when no file has an id of it, the folders flushed first [M]."""
+    gone = 0
+    while gone < PER_PASS:  # a busy minute fills more than one
+        name = spool.journal.surplus()
+        if name is None or _holds_live_id(spool, name):
+            break
+        _flush_jobs(spool)  # for each: what went after the flush before is not safe by it
+        spool.journal.delete(name)
+        gone += 1
+    return gone
 
 
 def _flush_jobs(spool):

@@ -8,6 +8,7 @@ import pytest
 from edgeq.errors import BadJob, LeaseLost, StoreFull
 from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, Job
 from edgeq.lease import start_time
+from edgeq.store.journal import Line
 from tests.harness import Board, FaultyDisk, dead_owner, recover
 
 RECORD = b'{"id":"%s","type":"mail","payload":{"to":"x"}}\n'
@@ -97,6 +98,15 @@ def test_a_newer_format_is_left_alone_and_counted(board, store):
     assert look(board, store) == 0 and drain(board, store) == []
     assert board.ls(INCOMING) == [name] and board.ls(CORRUPT) == []
     assert store.counts(board.now).newer == 1 and store.check(board.now) == []
+
+
+def test_one_pass_brings_a_journal_back_within_its_bound(board, store):
+    """A busy minute fills many segments, and there is one pass a minute."""
+    for n in range(3 * store.config.done_keep_kb * 1024 // 60 // 500):
+        store.journal.append([Line("j%d-%d" % (n, k), 0, 1, 1, 1, "mail", 0, "x" * 20) for k in range(500)], store.seq.newest)
+    store.prune(board.now)
+    assert sum(path.stat().st_size for path in (board.spool / DONE).iterdir()) <= store.config.done_keep_kb * 1024
+    assert store.journal.find("j%d-499" % n)
 
 
 def test_names_of_a_moment_are_not_remembered(board, store):
