@@ -34,6 +34,7 @@ from edgeq.wake import Wakeups
 
 KILL_AFTER_S = 2  # between TERM and KILL of handlers that outlived the grace of a stop
 SURPLUS_GAP_S = 0.5  # between two passes of prune while there is more to remove
+SETTLED_A_SCAN = 1000  # so many ends bring a safety scan forward: what a busy minute leaves is bounded, too
 FROZEN_SCANS = 3  # as in the guard (overlay/usr/bin/edgeq, check_life)
 DOWN_FIRST_S = 1
 LINGER_MIN_S = 1.1  # the guard compares times of change in whole seconds, see _write_next_due
@@ -65,6 +66,7 @@ class Worker:
         self._is_stopping = False
         self._kill_at, self._leave_by = None, 0.0
         self._safety_at = self._beat_at = self._report_at = 0.0
+        self._scanned_n = 0  # jobs that had ended at the last safety scan
         self._idle_since = None
         self._looked_ns = 0  # incoming/'s time of change, as of the last look
         self._was_blocked = self._was_poked = self._is_freed = self._is_only_output = False
@@ -95,7 +97,7 @@ class Worker:
         self._keep_alive(now)
         self._settle_again(now)
         self._flush_if_due(now)
-        if now.boot >= self._safety_at:
+        if now.boot >= self._safety_at or self._ended_n() - self._scanned_n >= SETTLED_A_SCAN:
             self._safety_scan(now)
         is_asleep = self._fill_slots(now)
         if is_asleep:
@@ -423,6 +425,9 @@ class Worker:
         if isinstance(verdict, (Ack, Retry)) and self.gate.settings(type).sync_jobs == 1:
             self.store.flush(now)
 
+    def _ended_n(self):
+        return self.tally.done_n + self.tally.buried_n
+
     def _note_error(self, entry, why, now):
         self.tally.note_error(escape("%s %s: %s" % (entry.type, entry.id, why)), now.boot)
 
@@ -484,7 +489,7 @@ class Worker:
     # --- the safety scan, and what only the elected worker does ----------------------------------------------------
 
     def _safety_scan(self, now):
-        self._safety_at = now.boot + self.config.safety_scan_s
+        self._safety_at, self._scanned_n = now.boot + self.config.safety_scan_s, self._ended_n()
         self.reporter.is_changed = True
         try:
             self._restore_run()

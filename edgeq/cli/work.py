@@ -5,7 +5,6 @@ import posix
 from edgeq.errors import NotPermitted, TRY_LATER
 from edgeq.log import Log
 from edgeq.space import is_mounted
-from edgeq.store import open_store
 from edgeq.worker import Worker
 
 OPTIONS = {"work": {"once": "flag", "concurrency": "whole", "preflight": "flag"}}
@@ -44,7 +43,7 @@ def run(context):
         _await_mount(config, log)
     posix.chdir("/")
     posix.umask(0o022)
-    store = open_store(config, context.clock, log)
+    store = context.open_store(log=log)
     store.make_folders()
     if config.user:
         _become(config.user)

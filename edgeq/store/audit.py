@@ -22,7 +22,7 @@ def check(spool, now, repair):
         spool.make_folders()
     places = _survey(spool, now, found, repair)
     _check_doubles(spool, places, found, repair)
-    _check_claims(spool, now, found, repair)
+    check_claims(spool, now, found, repair)
     _check_journal(spool, found)
     return found
 
@@ -114,7 +114,7 @@ def _is_owned(spool, name):
     return not spool.leases.is_stale(entry.token, True, 0)[0] or spool._lives(entry.token)
 
 
-def _check_claims(spool, now, found, repair):
+def check_claims(spool, now, found, repair):
     """P5: a claim nobody rightly holds."""
     for entry, holder in spool.stale(now):
         found.append("job %s is claimed by nobody who lives: repair puts it back, its try charged" % entry.id)

@@ -3,7 +3,7 @@
 from edgeq.errors import BadJob, StoreDown
 from edgeq.job import DLQ, FAILED, INCOMING, format_version, is_word, parse_name
 from edgeq.store import bounds
-from edgeq.store.audit import unreadable
+from edgeq.store.audit import check_claims, unreadable
 from edgeq.store.base import Parcel, is_above
 from edgeq.store.dropbox import take_in
 from edgeq.store.rows import BY_ID, COLUMNS, STATES, entry_of, other_of, text_of
@@ -83,7 +83,7 @@ def check(store, now, repair=False):
         store.make_folders()
     if check_pages(store, found, repair):
         check_rows(store, found, repair)
-        check_claims(store, found, now, repair)
+        check_claims(store, now, found, repair)
     check_files(store, found, repair)
     return found
 
@@ -127,18 +127,6 @@ def why_bad(store, row):
         return "" if is_word(entry.id) and parse_name(INCOMING, name) else "its columns make no name"
     except (BadJob, TypeError, ValueError) as error:
         return getattr(error, "why", "a column holds what it should not")
-
-
-def check_claims(store, found, now, repair):
-    """P5: a claim nobody rightly holds."""
-    for entry, holder in store.stale(now):
-        found.append("job %s is claimed by nobody who lives: repair puts it back, its try charged" % entry.id)
-        if repair:
-            lease = store.take_over(entry, holder, now, 60)
-            if lease:
-                store.retry(lease, 0, "worker died", now)
-    if repair:
-        store.flush(now)
 
 
 def check_files(store, found, repair):

@@ -263,6 +263,19 @@ def test_a_surplus_goes_soon_and_work_goes_on(make_bench):
     assert worker.stop() == 0 and len(worker.log) < 8192
 
 
+def test_a_busy_minute_stays_within_the_bounds(make_any):
+    """B19: thousands of jobs between two safety scans: the journal is cut back meanwhile, not a minute later."""
+    bench = make_any(DONE_KEEP_KB=16, SAFETY_SCAN_S=3600, CONCURRENCY=4, REPORT_S=0)
+    (bench.handlers / "noop").symlink_to("/bin/true")
+    worker = bench.worker()
+    ids = bench.enqueue_many([{"type": "noop", "payload": n} for n in range(3500)])
+    wait_for(lambda: not bench.names("incoming") and bench.status()[1]["done"] == str(len(ids)), "all are done", 120)
+    kept = bench.done()
+    assert set(kept) < set(ids) and len(kept) < 2500, "%d of %d" % (len(kept), len(ids))
+    bench.accepted.clear()  # most of them are remembered no more, as asked
+    assert worker.stop() == 0
+
+
 def test_a_lasting_trouble_is_told_and_not_shouted(make_any):
     """B20: no handlers folder, a done/ that is no folder: 5 s of it are a few lines, the first at once, repeats counted."""
     bench = make_any(SAFETY_SCAN_S=0.2, MAX_DELAY_S=1)
