@@ -19,9 +19,10 @@ from edgeq.errors import EINVAL, ENOTSUP, EROFS, EXDEV
 S_IFMT, S_IFREG, S_IFDIR, S_IFIFO = 0o170000, 0o100000, 0o040000, 0o010000
 FILE_MODE = 0o640
 READ_CHUNK = 65536
+TEXT_BYTES = 16384  # a larger buffer, however little comes, has the C library move the end of the heap to and fro
 
 
-def read_text(path, limit=READ_CHUNK, follow=False):
+def read_text(path, limit=TEXT_BYTES, follow=False):
     """A small text file of the kernel, of /run or (follow: through links) of /etc; what is no UTF-8 survives as surrogates."""
     fd = posix.open(path, O_RDONLY | O_CLOEXEC | (0 if follow else O_NOFOLLOW))
     try:
@@ -146,7 +147,10 @@ class Disk:
             self.close(fd)
 
     def write_dot(self, folder, data):
-        """Write `data` under a fresh dot-name in `folder`; returns (path, descriptor). Nothing stays on error."""
+        """Write `data` under a fresh dot-name in `folder`; returns (path, descriptor). Nothing stays on error.
+
+        data: bytes, or pieces of bytes where the whole would only be there to make our heap larger.
+        """
         path = "%s/.%s" % (folder, make_uuid())
         try:
             fd = self.open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, FILE_MODE)
@@ -155,7 +159,8 @@ class Disk:
             raise
         try:
             self.fchmod(fd, FILE_MODE)  # whatever the umask (B73)
-            self.write_all(fd, data)
+            for piece in (data,) if isinstance(data, bytes) else data:
+                self.write_all(fd, piece)
         except OSError:
             self.close(fd)
             self.unlink(path)
@@ -163,7 +168,7 @@ class Disk:
         return path, fd
 
     def publish(self, folder, name, data, flush=True):
-        """Make `folder/name` hold `data`: dot-name, rename, one flush of the file (P2).
+        """Make `folder/name` hold `data`, as in `write_dot`: dot-name, rename, one flush of the file (P2).
 
         On OSError from the flush the file is visible but not safe: the caller must not acknowledge it.
         """
@@ -204,15 +209,19 @@ class Disk:
         return True
 
     def make_folder(self, path, mode):
-        """Make `path` with `mode` if it is missing; True when it was made. A file in its place is an error."""
+        """Make `path` with `mode` if it is missing; its status when it was there. A file in its place is an error."""
         try:
-            self.mkdir(path, 0o700)
-        except FileExistsError:
-            if not is_folder(self.lstat(path)):
-                raise NotADirectoryError(20, "is not a folder", path) from None
-            return False
-        posix.chmod(path, mode)
-        return True
+            status = self.lstat(path)  # nearly always: one call
+        except FileNotFoundError:
+            try:
+                self.mkdir(path, 0o700)
+                posix.chmod(path, mode)
+                return None
+            except FileExistsError:  # RACE: somebody was quicker
+                status = self.lstat(path)
+        if not is_folder(status):
+            raise NotADirectoryError(20, "is not a folder", path)
+        return status
 
 
 class Lock:

@@ -18,7 +18,7 @@ from edgeq.lease import is_alive, start_time
 from edgeq.log import escape
 
 BALLAST = "ballast"
-BLOCK = 4096
+PIECE = 16384
 
 
 class Guard:
@@ -111,8 +111,8 @@ class Guard:
         self.measure()
         if self.free_kb < self.config.min_free_kb + 2 * self.config.ballast_kb:
             return False
-        data = b"".join(posix.urandom(BLOCK) for _ in range(self.config.ballast_kb * 1024 // BLOCK))
-        self.disk.publish(self.root, BALLAST, data)
+        size = self.config.ballast_kb * 1024
+        self.disk.publish(self.root, BALLAST, (posix.urandom(min(PIECE, size - at)) for at in range(0, size, PIECE)))
         return True
 
 

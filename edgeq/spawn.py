@@ -5,7 +5,6 @@ A plain handler is started by posix_spawn, which costs the same however large we
 """
 
 import posix
-import resource
 from _signal import SIGKILL, SIGSTOP, SIG_DFL, SIG_SETMASK, pthread_sigmask, signal
 from posix import O_CLOEXEC, O_RDWR
 
@@ -105,16 +104,19 @@ class FirstForOom:
 
 def spawn(path, environ, fds, fsize_mb):
     actions = [(posix.POSIX_SPAWN_DUP2, fds[0], 0), (posix.POSIX_SPAWN_DUP2, fds[1], 1), (posix.POSIX_SPAWN_DUP2, fds[1], 2)]
-    before = _limit(resource.RLIMIT_FSIZE, fsize_mb) if fsize_mb else None
-    try:
+    if not fsize_mb:
         return posix.posix_spawn(path, (path,), environ, file_actions=actions, setsid=True, setsigmask=(), setsigdef=SIGNALS)
+    undo = _limit("RLIMIT_FSIZE", fsize_mb)
+    try:
+        return spawn(path, environ, fds, 0)
     finally:
-        if before:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        undo()
 
 
 def fork(path, environ, fds, settings, user):
     """As spawn, with another user, nice value or memory limit. The child's errno comes back by a pipe its exec closes."""
+    if settings.fsize_mb or settings.mem_mb:
+        import resource  # noqa: F401  before there are two of us
     reader, writer = posix.pipe2(O_CLOEXEC)
     try:
         try:
@@ -145,13 +147,13 @@ def _become_handler(path, environ, fds, settings, user, writer):
         posix.chdir("/")
         posix.nice(settings.nice)
         if settings.fsize_mb:
-            _limit(resource.RLIMIT_FSIZE, settings.fsize_mb)
+            _limit("RLIMIT_FSIZE", settings.fsize_mb)
         if user:
             posix.setgroups(user[2])
             posix.setgid(user[1])
             posix.setuid(user[0])
         if settings.mem_mb:  # last: from here we may be over it ourselves
-            _limit(resource.RLIMIT_AS, settings.mem_mb)
+            _limit("RLIMIT_AS", settings.mem_mb)
         posix.execve(path, (path,), environ)
     except OSError as error:
         code = error.errno
@@ -162,12 +164,13 @@ def _become_handler(path, environ, fds, settings, user, writer):
         posix._exit(127)
 
 
-def _limit(what, mib):
-    """Set a soft limit, within the hard one; returns the limits before."""
-    soft, hard = before = resource.getrlimit(what)
-    soft = mib * MIB
-    resource.setrlimit(what, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
-    return before
+def _limit(name, mib):
+    """Set a soft limit, within the hard one; returns what sets it back."""
+    import resource  # here: few boards limit anything, and it is a library to load
+    what, wanted = getattr(resource, name), mib * MIB
+    soft, hard = resource.getrlimit(what)
+    resource.setrlimit(what, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    return lambda: resource.setrlimit(what, (soft, hard))
 
 
 def explain(error, path):

@@ -78,7 +78,7 @@ class Worker:
         self.wakeups.open()
         now = self.clock.read()
         try:
-            self._safety_scan(now)
+            self._safety_scan(now, is_first=True)
             while not self._round():
                 pass
             return self._leave()
@@ -488,11 +488,12 @@ class Worker:
 
     # --- the safety scan, and what only the elected worker does ----------------------------------------------------
 
-    def _safety_scan(self, now):
+    def _safety_scan(self, now, is_first=False):
         self._safety_at, self._scanned_n = now.boot + self.config.safety_scan_s, self._ended_n()
         self.reporter.is_changed = True
         try:
-            self._restore_run()
+            if not is_first:
+                self._restore_run()
             self._was_poked = True  # a cancel whose poke was lost
             if not self.elected.is_ours():
                 self.elected.drop()

@@ -70,6 +70,8 @@ def start(argv):
                          " install it, or name it in EDGEQ_PYTHON\\n" % sys.version_info[:2])
         sys.exit({code})
     sys.argv = argv
+    import gc
+    gc.disable()  # nothing of what is imported is garbage: looking for some is a tenth of our start (cli/__init__.py: open_store)
     from edgeq.cli import main
     code = main(argv[1:])
     # Everything was written by write(2): to take the interpreter apart would free, for 2 ms, what the kernel frees anyway, and
@@ -99,7 +101,7 @@ if [ ! -f "$py" ] || [ ! -x "$py" ]; then
 fi
 exec "$py" -IS -c 'import sys
 z = sys.argv[1]
-sys.path.insert(0, z)
+sys.path.append(z)
 try:
     if sys.modules["_frozen_importlib_external"].MAGIC_NUMBER.hex() == "{magic}":
         import marshal, posix

@@ -42,6 +42,7 @@ from tools import image  # noqa: E402
 PYZ = os.path.join(REPO, "dist", "edgeq.pyz")
 WRAPPER = os.path.join(REPO, "overlay/usr/bin/edgeq")
 PROBE = os.path.join(REPO, "tools/probe.py")
+RAM = "/dev/shm"
 LIMIT_S, ARM_LIMIT_S = 300, 1800
 SCANS = 4
 BURSTS, ARM_JOBS = 5, 500
@@ -145,9 +146,12 @@ def measure_costs(place, jobs, waiting, pairs):
     """What tools/probe.py finds on this machine."""
     root = os.path.join(place.root, "probe")
     os.mkdir(root)
-    words = [place.python, "-IS", PROBE, root, PYZ, WRAPPER, str(jobs), str(waiting), str(pairs), str(BURSTS),
-             need("busybox", "busybox-static"), "sh"]
-    return read_probe(subprocess.run(words, capture_output=True, text=True))
+    if not os.access(RAM, os.W_OK):
+        stop("no %s to write to: the RAM folder of a board is on a tmpfs" % RAM)
+    with tempfile.TemporaryDirectory(prefix="edgeq-footprint-", dir=RAM) as ram:
+        words = [place.python, "-IS", PROBE, root, ram, PYZ, WRAPPER, str(jobs), str(waiting), str(pairs), str(BURSTS),
+                 need("busybox", "busybox-static"), "sh"]
+        return read_probe(subprocess.run(words, capture_output=True, text=True))
 
 
 def read_probe(done):
@@ -172,8 +176,8 @@ def measure_arm(jobs, waiting, pairs):
 
 
 def ask_board(command, transcript, numbers):
-    line = ("/etc/init.d/S85edgeq stop; mkdir /data/probe; python3 -IS /data/probe.py /data/probe /usr/lib/edgeq/edgeq.pyz"
-            " /usr/bin/edgeq %d %d %d %d /bin/sh 2>&1; echo END $?\n" % numbers)
+    line = ("/etc/init.d/S85edgeq stop; mkdir /data/probe /run/probe; python3 -IS /data/probe.py /data/probe /run/probe"
+            " /usr/lib/edgeq/edgeq.pyz /usr/bin/edgeq %d %d %d %d /bin/sh 2>&1; echo END $?\n" % numbers)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as qemu:
         try:
             said = ""

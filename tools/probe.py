@@ -1,9 +1,9 @@
 """What edgeq costs, measured on the machine this runs on, beside the bare interpreter. For tools/footprint.py.
 
-    python3 -IS probe.py ROOT PYZ WRAPPER JOBS WAITING PAIRS BURSTS SHELL...
+    python3 -IS probe.py ROOT RAM PYZ WRAPPER JOBS WAITING PAIRS BURSTS SHELL...
 
 Only C modules are imported, so that it runs on every board: under QEMU it is the same program as here. ROOT is an empty folder for
-spool, RAM folder and handlers; SHELL... runs the wrapper. Prints one Python dictionary.
+spool and handlers, RAM one on a tmpfs, where a board has /run; SHELL... runs the wrapper. Prints one Python dictionary.
 """
 
 import posix
@@ -77,8 +77,8 @@ def wait_for(question, what):
 
 
 class Place:
-    def __init__(self, root, pyz, wrapper):
-        self.root, self.pyz, self.wrapper = root, pyz, wrapper
+    def __init__(self, root, ram, pyz, wrapper):
+        self.root, self.ram, self.pyz, self.wrapper = root, ram, pyz, wrapper
         self.environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "EDGEQ_PYTHON": PYTHON, "EDGEQ_CONF": root + "/edgeq.conf",
                         "EDGEQ_PYZ": pyz}
         posix.mkdir(root + "/handlers")
@@ -87,8 +87,8 @@ class Place:
 
     def configure(self, name, **keys):
         """Another queue, empty, and from now on the one that is meant."""
-        self.q, self.r = "%s/spool/%s" % (self.root, name), "%s/run/%s" % (self.root, name)
-        keys.update(QUEUE=name, SPOOL=self.root + "/spool", RUN_DIR=self.root + "/run", HANDLERS=self.root + "/handlers",
+        self.q, self.r = "%s/spool/%s" % (self.root, name), "%s/%s" % (self.ram, name)
+        keys.update(QUEUE=name, SPOOL=self.root + "/spool", RUN_DIR=self.ram, HANDLERS=self.root + "/handlers",
                     MIN_FREE_KB=16, MIN_FREE_INODES=0, BALLAST_KB=0)
         write(self.root + "/edgeq.conf", "".join("%s=%s\n" % pair for pair in keys.items()))
 
@@ -191,9 +191,9 @@ def measure_on_demand(place, bursts):
 
 
 def main(argv):
-    root, pyz, wrapper = argv[0], argv[1], argv[7:] + [argv[2]]
-    jobs, waiting, pairs, bursts = map(int, argv[3:7])
-    place = Place(root, pyz, wrapper)
+    root, ram, pyz = argv[:3]
+    jobs, waiting, pairs, bursts = map(int, argv[4:8])
+    place = Place(root, ram, pyz, argv[8:] + [argv[3]])
     # in this order: what takes longest is last
     print({"jobs_n": jobs, "waiting_n": waiting, "start": measure_start(place, pairs), "bare": measure_bare(),
            "on_demand": measure_on_demand(place, bursts), "jobs": measure_jobs(place, jobs),

@@ -3,6 +3,7 @@
 One file per family of verbs, imported when asked for: the worker carries only its own. No traceback reaches a user.
 """
 
+import gc
 import posix
 import sys
 
@@ -66,6 +67,8 @@ class Context:
         """The store of `config`, the board's own by default; hung up when the verb is over."""
         from edgeq.store import open_store
         self._stores.append(open_store(config or self.config, self.clock, log or self.log))
+        gc.freeze()  # what was imported until now stays for good; the zipapp starts without the collector
+        gc.enable()
         return self._stores[-1]
 
     def hang_up(self):

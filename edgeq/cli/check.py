@@ -31,7 +31,7 @@ worker running or stopped; without --repair nothing is changed.
 JOB_FOLDERS, FILE_MODE = (INCOMING, PROCESSING, FAILED, DLQ), 0o640
 # module: what is missing without it. Buildroot can leave each of these out.
 MODULES = (("fcntl", "all locks"), ("select", "the worker"), ("_json", "speed"), ("resource", "MEM_MB, FSIZE_MB"),
-           ("termios", "edgeq top"), ("ctypes", "enqueue --batch"), ("pwd", "USER"), ("grp", "group edgeq"))
+           ("termios", "edgeq top"), ("ctypes", "enqueue --batch"), ("pwd", "USER"))
 VOLATILE = ("/tmp", "/run", "/var/run", "/var/tmp", "/dev/shm", "/var/spool")
 
 

@@ -44,8 +44,8 @@ def run(context):
     posix.chdir("/")
     posix.umask(0o022)
     store = context.open_store(log=log)
-    store.make_folders()
     if config.user:
+        store.make_folders()  # as root, for that user
         _become(config.user)
     store.start(context.clock.read())
     return Worker(store, config, context.clock, log, context.options.get("once", False)).run()
@@ -71,14 +71,12 @@ def _await_mount(config, log):
 
 def _become(user):
     """Drop to USER for good; its supplementary groups included."""
-    import grp
     import pwd
     found = pwd.getpwnam(user)
     if posix.geteuid() == found.pw_uid:
         return
     if posix.geteuid() != 0:
         raise NotPermitted("work", "USER=%s" % user, "only root may change the user", "start as root or as %s" % user)
-    groups = [group.gr_gid for group in grp.getgrall() if user in group.gr_mem]
-    posix.setgroups(groups + [found.pw_gid])
+    posix.setgroups(posix.getgrouplist(user, found.pw_gid))
     posix.setgid(found.pw_gid)
     posix.setuid(found.pw_uid)

@@ -39,7 +39,7 @@ class Ages:
     def _read(self):
         """(wall less boot clock, newest SEQ, steps) of the last look; None for the first when there was none in this boot."""
         try:
-            head, *lines = seam.read_text(self.path).split("\n")
+            head, *lines = seam.read_text(self.path, seam.READ_CHUNK).split("\n")
             offset, newest = head.split()
             return float(offset), int(newest), [tuple(int(word) for word in line.split()) for line in lines if line]
         except (OSError, ValueError):

@@ -28,6 +28,7 @@ FORMAT = "v1"
 ROLLED = b"+\n"  # says "go on in the next segment" to other processes
 NOTE_BYTES = 120
 CHUNK_BYTES = 8192
+PAD_BYTES = 16384
 
 
 class Line:
@@ -79,6 +80,14 @@ def parse_segment(name):
     if len(parts) != 4 or parts[3] != "log" or len(parts[0]) != 16 or not (parts[0].isdigit() and parts[1].isdigit()):
         return None
     return int(parts[0]), int(parts[1]), parts[2]
+
+
+def _padded(first, size):
+    """The pieces of a new segment: `first`, and newlines up to `size`, room for the roll mark at the least."""
+    yield first
+    size = max(size - len(first), len(ROLLED) + 1)
+    for at in range(0, size, PAD_BYTES):
+        yield b"\n" * min(PAD_BYTES, size - at)
 
 
 class Journal:
@@ -416,10 +425,9 @@ class Journal:
             seq = max(seq, parse_segment(names[-1])[0] + 1)
         name = "%016d.%d.%s.log" % (seq, count, FORMAT)
         for size in (self.segment_bytes, SMALLEST_BYTES):
-            data = first + b"\n" * max(size - len(first), len(ROLLED) + 1)
             try:
                 # CRASH: until the flush inside publish nothing counts on this segment; a torn one has no good line.
-                self.disk.publish(self.folder, name, data)
+                self.disk.publish(self.folder, name, _padded(first, size))
                 break
             except OSError as error:
                 if size == SMALLEST_BYTES or error.errno not in NO_ROOM or self.disk.exists(self.folder + "/" + name):

@@ -21,8 +21,10 @@ from edgeq.store.seq import Sequence
 from edgeq.store.sync import Batch
 
 INCOMING_MODE, FOLDER_MODE, RUN_MODE = 0o3770, 0o2750, 0o755
+RUN_FILES = ("id.lock", "seq", "arrivals", "keys/index", "gone", "doubt")
 RUN_FOLDERS = ("leases", "wake", "keys", "ctl", "errors", "types", "workers", "cancel")
 MARK = "running"
+GROUPS_BYTES = 1 << 18  # of /etc/group, at most
 READABLE_BYTES = 1 << 20  # a payload up to this size can always be read back
 UNCHANGED_S = 2  # a file that cannot be read is set aside only when nobody has touched it for so long
 
@@ -78,26 +80,29 @@ class LocalStore:
     def make_folders(self):
         """Make what is missing of the spool and of /run (B45); one file system, or BadConfig (B74)."""
         owner, group = self.owner()
-        made = []
+        made, devices = [], set()
         for path, mode in [(self.home.rpartition("/")[0], 0o755)] + self.folders()[::-1]:
-            if _make_with_parents(self.disk, path, mode):
+            status = _make_with_parents(self.disk, path, mode)
+            if status is None:
                 made.append((path, mode))
+                status = self.disk.lstat(path)
+            if path == self.home:
+                place = status.st_dev, status.st_ino
+            elif path.startswith(self.home):
+                devices.add(status.st_dev)
         for path, mode in made:
             if posix.geteuid() == 0:
                 posix.chown(path, owner, group)
                 posix.chmod(path, mode)  # chown clears the setgid bit
         if made:
             self.flush_folder("")
-        devices = {self.disk.lstat(self.path(folder)).st_dev for folder in self.states}
         if len(devices) != 1:
             raise BadConfig("start", self.home, "its folders lie on different file systems", "mount one file system for all")
-        self._notice_place()
+        self._notice_place(place)
         self._make_run(owner, group)
 
-    def _notice_place(self):
+    def _notice_place(self, place):
         """Another folder under our name, mounted over it (B44) or made again: it has a running mark and suspects of its own."""
-        status = self.disk.lstat(self.home)
-        place = status.st_dev, status.st_ino
         if self._place not in (None, place):
             self.log.warning("another folder", path=self.home, why="something was mounted over it, or it was made again")
             self.is_marked = False
@@ -117,25 +122,24 @@ class LocalStore:
         return self._ids
 
     def _make_run(self, owner, group):
-        is_root = posix.geteuid() == 0
+        uid = posix.geteuid()
+        found = []  # (path, status, mode): the wrapper may have made them, before any worker ran
         for path in (self.config.run_dir, self.run) + tuple("%s/%s" % (self.run, folder) for folder in self.run_folders):
-            _make_with_parents(self.disk, path, RUN_MODE)
-            status = posix.stat(path)
-            if is_root and (status.st_uid, status.st_gid) != (owner, group):
-                posix.chown(path, owner, group)
-            if status.st_uid == posix.geteuid() and status.st_mode & 0o7777 != RUN_MODE:
-                posix.chmod(path, RUN_MODE)  # the wrapper may have made it, before any worker ran
-        for name in ("id.lock", "seq", "arrivals", "keys/index", "gone", "doubt"):
+            found.append((path, _make_with_parents(self.disk, path, RUN_MODE) or posix.stat(path), RUN_MODE))
+        self.seq.newest()  # seeds it
+        for name in RUN_FILES:
             path = "%s/%s" % (self.run, name)
-            if name != "seq" and not self.disk.exists(path):
+            try:
+                status = self.disk.lstat(path)
+            except FileNotFoundError:
                 posix.close(posix.open(path, posix.O_CREAT | posix.O_WRONLY | posix.O_CLOEXEC, 0o660))
-            if name == "seq":
-                self.seq.newest()
-            status = posix.stat(path)
-            if is_root and (status.st_uid, status.st_gid) != (owner, group):
+                status = posix.stat(path)
+            found.append((path, status, 0o660))
+        for path, status, mode in found:
+            if uid == 0 and (status.st_uid, status.st_gid) != (owner, group):
                 posix.chown(path, owner, group)
-            if status.st_uid == posix.geteuid() and status.st_mode & 0o777 != 0o660:
-                posix.chmod(path, 0o660)
+            if status.st_uid == uid and status.st_mode & 0o7777 != mode:
+                posix.chmod(path, mode)
 
     def _begin(self):
         """A worker begins: folders, the claim on the store, the suspects of an unclean end (P4)."""
@@ -283,7 +287,7 @@ class LocalStore:
             size = posix.stat(path).st_size
             if size == self._heard:
                 return []
-            digits = seam.read_text(path)[self._heard:] if size > self._heard else "0"
+            digits = seam.read_text(path, seam.READ_CHUNK)[self._heard:] if size > self._heard else "0"
             self._heard = size
             if size > 4096:
                 posix.truncate(path, 0)
@@ -479,24 +483,31 @@ class LocalStore:
 
 
 def _owner(config):
-    """(uid, gid) of the spool's folders: the worker's user, group edgeq where there is one."""
-    import grp
-    import pwd
+    """(uid, gid) of the spool's folders: the worker's user, group edgeq where there is one.
+
+    The group is looked up in /etc/group, as the wrapper's own user would find it on a board: to ask the C library for a group
+    that nobody has made loads and asks every name service there is, an eighth of a worker's start on Debian.
+    """
     uid, gid = posix.geteuid(), posix.getegid()
     if config.user:
+        import pwd
         try:
             uid, gid = pwd.getpwnam(config.user)[2:4]
         except KeyError:
             raise BadConfig("configuration", "USER=%s" % config.user, "no such user", "add it or correct the line") from None
     try:
-        gid = grp.getgrnam("edgeq")[2]
-    except KeyError:
-        pass
+        for line in seam.read_text("/etc/group", GROUPS_BYTES, follow=True).splitlines():
+            fields = line.split(":")
+            if fields[0] == "edgeq" and len(fields) > 2 and fields[2].isdecimal():
+                gid = int(fields[2])
+                break
+    except OSError:
+        pass  # no such file: no such group
     return uid, gid
 
 
 def _make_with_parents(disk, path, mode):
-    """Make `path`, with parents of mode 0755; True when it was made."""
+    """As Disk.make_folder, with parents of mode 0755."""
     try:
         return disk.make_folder(path, mode)
     except FileNotFoundError:

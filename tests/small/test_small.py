@@ -20,9 +20,9 @@ from tools import trim
 FULL = os.environ.get("FULL", "") not in ("", "0")
 HERE = trim.find_pythons()
 SUITES = ["trixie", "sid"] if FULL else [] if 13 in HERE else ["trixie"]
-# Part of every interpreter: Modules/Setup.bootstrap.in and what is frozen (Python/frozen.c)
+# Part of every interpreter: Modules/Setup.bootstrap.in, Modules/config.c.in and what is frozen (Python/frozen.c)
 CORE = set("""_abc _codecs _collections _collections_abc _contextvars _frozen_importlib_external _functools _io _operator _signal
-    _sre _stat _types abc builtins codecs errno genericpath importlib io itertools
+    _sre _stat _types abc builtins codecs errno gc genericpath importlib io itertools
     marshal posix posixpath pwd stat sys time zipimport""".split())
 
 OPTIONAL = {"difflib"}  # "did you mean": tried, and done without

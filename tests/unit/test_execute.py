@@ -312,8 +312,10 @@ import resource, sys
 sys.path.insert(0, %r)
 from edgeq import spawn
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 8192))
-assert spawn._limit(resource.RLIMIT_FSIZE, 1) == (4096, 8192)
+undo = spawn._limit("RLIMIT_FSIZE", 1)
 assert resource.getrlimit(resource.RLIMIT_FSIZE) == (8192, 8192)
+undo()
+assert resource.getrlimit(resource.RLIMIT_FSIZE) == (4096, 8192)
 """ % str(ROOT)
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

@@ -25,7 +25,7 @@ BUILDER = os.path.join(REPO, "tools", "build_pyz.py")
 SHELLS = [["busybox", "sh"], ["dash"], ["bash"]]
 
 # What the worker may add to a bare interpreter, and edgeq itself.
-ALLOWED = set("posix _signal select fcntl resource syslog time errno _json _struct heapq _heapq binascii grp pwd zipimport".split())
+ALLOWED = set("posix gc _signal select fcntl resource syslog time errno _json binascii pwd zipimport".split())
 
 
 def find_interpreters():
