@@ -50,8 +50,12 @@ map: ## the import graph of edgeq/ against the floors of the house style
 	@$(PYTHON) tools/map.py
 
 .PHONY: pyz
-pyz: ## dist/edgeq.pyz, reproducible, byte code for the minor version of $(PYTHON)
+pyz: dist/edgeq ## dist/edgeq.pyz, reproducible, byte code for the minor version of $(PYTHON)
 	@$(PYTHON) tools/build_pyz.py
+
+dist/edgeq: overlay/usr/bin/edgeq tools/lean.sed
+	@mkdir -p dist
+	@sed -f tools/lean.sed $< >$@.new && chmod 755 $@.new && mv $@.new $@
 
 # The folder redis/ of an installed redis-py; the tests' own by default.
 REDIS_PY ?= $(wildcard .venv/lib/python3*/site-packages/redis)
@@ -79,7 +83,7 @@ install: pyz ## lay out the device's files below DESTDIR
 		$(INSTALL) -m 0644 init.d/edgeq-supervisor.conf $(DOCDIR)/edgeq-supervisor.conf; fi
 	$(INSTALL) -m 0755 overlay/usr/lib/edgeq/json-get $(LIBDIR)/json-get
 	$(INSTALL) -m 0644 overlay/usr/lib/edgeq/handler.sh $(LIBDIR)/handler.sh
-	$(INSTALL) -m 0755 overlay/usr/bin/edgeq $(BINDIR)/edgeq
+	$(INSTALL) -m 0755 dist/edgeq $(BINDIR)/edgeq
 	$(INSTALL) -m 0755 $(HANDLERS:%=overlay/etc/edgeq/handlers/%) $(ETCDIR)/edgeq/handlers
 	for conf in edgeq.conf edgeq/handlers.conf default/edgeq; do \
 		if [ -n "$(DESTDIR)" ] || [ ! -e /etc/$$conf ]; then \

@@ -45,7 +45,7 @@ class Flash:
 
     def __init__(self, size_mib=1024, mkfs_args=(), options="noinit_itable"):
         _own_mounts()
-        self.path = tempfile.mkdtemp(prefix="edgeq-flash-")
+        self.path = tempfile.mkdtemp(prefix="edgeq-")
         image = tempfile.NamedTemporaryFile(prefix="edgeq-flash-", dir=_roomy_folder())
         try:
             image.truncate(size_mib * MIB)

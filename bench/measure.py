@@ -208,7 +208,7 @@ def many_shells(size):
 def shell(size):
     """CPU of one command, and how often that of the bare `busybox sh` beside it: medians, so that a busy machine lies less."""
     with Flash() as flash:
-        queue = Queue(flash.path)
+        queue = Queue(flash.path, MAX_JOBS=None, REPORT_S=None)  # as long as what is installed: the shell reads it byte by byte
         nq = dict(os.environ, NQDIR=flash.folder("nq"))
         hundred = '{"url":"https://example.net/hook/%s","n":12345}' % ("x" * 54)  # 100 bytes
         commands = {

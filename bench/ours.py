@@ -13,7 +13,7 @@ from edgeq.job import Job
 from edgeq.store import open_store
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-WRAPPER = os.path.join(ROOT, "overlay/usr/bin/edgeq")
+WRAPPER = os.path.join(ROOT, "dist/edgeq")  # as `make install` lays it out
 PYZ = os.path.join(ROOT, "dist/edgeq.pyz")
 PAYLOAD = b'{"url":"https://example.net/hook","to":["a@example.net","b@example.net"],"n":1234567890,"text":"%s"}' % (b"x" * 100)
 LIMIT_S = 120
@@ -27,10 +27,10 @@ class Quiet:
 
 
 class Queue:
-    """One queue: spool below `folder`, the rest in RAM. settings: lines of the configuration."""
+    """One queue: spool below `folder`, the rest in RAM. settings: lines of the configuration; None: without such a line."""
 
     def __init__(self, folder, **settings):
-        self.ram = tempfile.mkdtemp(prefix="edgeq-bench-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+        self.ram = tempfile.mkdtemp(prefix="eq-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
         self.handlers, self.run = self.ram + "/handlers", self.ram + "/run/default"
         self.conf, self.spool = self.ram + "/edgeq.conf", folder + "/spool/default"
         os.mkdir(self.handlers)
@@ -38,7 +38,7 @@ class Queue:
         lines = dict({"SPOOL": folder + "/spool", "RUN_DIR": self.ram + "/run", "HANDLERS": self.handlers, "MAX_JOBS": 1000000,
                       "REPORT_S": 0}, **settings)
         with open(self.conf, "w") as conf:
-            conf.writelines("%s=%s\n" % item for item in lines.items())
+            conf.writelines("%s=%s\n" % item for item in lines.items() if item[1] is not None)
         self.environ = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "EDGEQ_CONF": self.conf, "EDGEQ_PYZ": PYZ,
                         "EDGEQ_PYTHON": sys.executable}
         self.worker = self.store = None

@@ -20,18 +20,17 @@ EDGEQ_QUEUES = $(call qstrip,$(BR2_PACKAGE_EDGEQ_QUEUES))
 
 define EDGEQ_BUILD_CMDS
 	$(HOST_DIR)/bin/python3 $(@D)/tools/build_pyz.py -o $(@D)/edgeq.pyz
+	sed -f $(@D)/tools/lean.sed $(@D)/overlay/usr/bin/edgeq > $(@D)/edgeq.sh
 	$(EDGEQ_BUILD_REDIS)
 endef
 
 define EDGEQ_INSTALL_TARGET_CMDS
 	$(INSTALL) -D -m 0755 $(@D)/edgeq.pyz \
 		$(TARGET_DIR)/usr/lib/edgeq/edgeq.pyz
-	$(INSTALL) -D -m 0755 $(@D)/overlay/usr/bin/edgeq \
-		$(TARGET_DIR)/usr/bin/edgeq
+	$(INSTALL) -D -m 0755 $(@D)/edgeq.sh $(TARGET_DIR)/usr/bin/edgeq
 	$(INSTALL) -D -m 0644 $(@D)/overlay/etc/edgeq.conf \
 		$(TARGET_DIR)/etc/edgeq.conf
-	$(SED) '/^SPOOL=/d; /^#SPOOL=/d; /^#REQUIRE_MOUNT=/d' \
-		-e '/data partition/d' $(TARGET_DIR)/etc/edgeq.conf
+	$(SED) '/^SPOOL=/d; /^#REQUIRE_MOUNT=/d' $(TARGET_DIR)/etc/edgeq.conf
 	printf '%s\n' 'SPOOL=$(EDGEQ_SPOOL)' \
 		'QUEUE=$(or $(firstword $(EDGEQ_QUEUES)),default)' \
 		$(if $(EDGEQ_REQUIRE_MOUNT),'REQUIRE_MOUNT=$(EDGEQ_REQUIRE_MOUNT)') \
