@@ -65,7 +65,7 @@ class Worker:
         self._down_why = ""
         self._is_stopping = False
         self._kill_at, self._leave_by = None, 0.0
-        self._safety_at = self._beat_at = self._report_at = 0.0
+        self._safety_at = self._beat_at = 0.0
         self._scanned_n = 0  # jobs that had ended at the last safety scan
         self._idle_since = None
         self._looked_ns = 0  # incoming/'s time of change, as of the last look
@@ -509,8 +509,7 @@ class Worker:
                 self.guard.load_ballast()
         except (OSError, EdgeqError) as error:
             self._go_down(now, error)
-        if self.tally.is_elected and self.config.report_s and now.boot >= self._report_at:
-            self._report_at = now.boot + self.config.report_s
+        if self.tally.is_elected and self.reporter.takes_turn(now):
             self._write_status(now)
             self.log.info("status " + self.reporter.line)
 
