@@ -58,7 +58,7 @@ class LocalStore:
         self._place = None  # device and inode of the queue's own folder
         self.dots = {}  # dot-file -> boot-clock instant at which it was first seen
         self.set_aside_n = self.dropped_n = self.expired_n = 0
-        self._mine = set()  # tokens of our claims, settled but unflushed ones included
+        self._mine = set()  # tokens of our claims, settled but unflushed ones included (in the spool a dict: token -> id)
         self._stamps = {}  # name of a file that could not be read -> (size and time, first seen)
         self._ids = None
         self._alive = seam.Lock(self.run + "/alive", shared=True)

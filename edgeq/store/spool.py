@@ -22,6 +22,7 @@ from edgeq.errors import BadJob, EdgeqError, LeaseLost, EACCES, EIO, ELOOP, ENXI
 from edgeq.job import DLQ, DONE, CORRUPT, FAILED, INCOMING, PROCESSING, Entry, Lease, parse_name, format_version
 from edgeq.store import keys
 from edgeq.store.base import Counts, Gauges
+from edgeq.store.company import Company
 from edgeq.store.journal import Journal, Line
 from edgeq.store.local import MARK, LocalStore
 from edgeq.store.scan import ReadyView
@@ -40,8 +41,14 @@ class Spool(LocalStore):
         LocalStore.__init__(self, config, clock, log, disk, config.spool_path, config.spool_path)
         self.journal = Journal(disk, self.path(DONE), config.done_keep_kb)
         self.view = ReadyView(disk, self.root, config.scan_cache, self.wait_s)
+        self.company = Company(self.run, self.id_lock, self.leases)
+        self._mine = {}  # token -> id of our claims, settled but unflushed ones included
 
     # --- opening and closing -----------------------------------------------------------------------
+
+    def make_folders(self):
+        LocalStore.make_folders(self)
+        self.company.restore()
 
     def start(self, now):
         """A worker begins: folders, the suspects of an unclean end (P4), the memory of processed ids."""
@@ -224,6 +231,7 @@ class Spool(LocalStore):
         """One claim: lease, then rename. None when another worker was faster."""
         if not self.is_marked:
             self._mark_running()
+            self.company.enter()
         token = self.leases.make_token()
         claimed = entry.moved(PROCESSING, attempts=entry.attempts + 1, token=token)
         is_suspect = entry.seq <= self.suspect_seq
@@ -240,7 +248,7 @@ class Spool(LocalStore):
             if error.errno == 2:
                 return None  # RACE: claimed or cancelled by somebody else
             raise
-        self._mine.add(token)
+        self._mine[token] = entry.id
         if is_suspect:
             try:
                 self._flush(fd)  # it may have taken the board down: the charge is durable before it runs again (P4)
@@ -259,7 +267,8 @@ class Spool(LocalStore):
     def _abandon(self, lease):
         """A claim that we cannot settle, stale at once: the next scan takes it. Its lease stays, for the handler it names."""
         self.leases.write(lease.token, 0, lease.started_at, lease.handler)
-        self._mine.discard(lease.token)
+        self._mine.pop(lease.token, None)
+        self.company.look_again()
 
     def _read_waiting(self, now, entry, name):
         """(Record, open descriptor) of a waiting file, or None: gone, or cannot be read (yet)."""
@@ -359,8 +368,14 @@ class Spool(LocalStore):
         return None
 
     def _is_claimed_twice(self, entry):
-        """True when processing/ holds another claim of the id. Asked at each claim: first one look for it in all the names."""
+        """True when processing/ holds another claim of the id. Asked at each claim: the folder is read only when it may hold
+        claims that are not ours."""
+        if self.company.is_alone():
+            return list(self._mine.values()).count(entry.id) > 1
+        stamp = self.company.look()
         names = self.disk.listdir(self.path(PROCESSING))
+        if stamp and all(name[0] == "." or name.rpartition(".")[0].rpartition(".")[2] in self._mine for name in names):
+            self.company.settle_in(stamp)
         return "/".join(names).count(".%s." % entry.id) > 1 and self._has_id(PROCESSING, names, entry)
 
     @staticmethod
@@ -500,7 +515,7 @@ class Spool(LocalStore):
         for entry in self.batch.settled:
             # CRASH: unflushed; a leftover is dropped because its id is in the journal.
             self._remove(self.path(entry.path))
-            self._mine.discard(entry.token)
+            self._mine.pop(entry.token, None)
             self.leases.remove(entry.token)
             self._forget_errors_of(entry)
         self.batch.clear()
@@ -547,7 +562,7 @@ class Spool(LocalStore):
         self.forget_error(lease.entry.id)
 
     def _forget(self, lease):
-        self._mine.discard(lease.token)
+        self._mine.pop(lease.token, None)
         self.leases.remove(lease.token)
         if lease.entry.settling:
             self._forget_errors_of(lease.entry)
@@ -565,7 +580,7 @@ class Spool(LocalStore):
         except FileNotFoundError:
             self.leases.remove(token)
             return None
-        self._mine.add(token)
+        self._mine[token] = ours.id
         self.leases.remove(entry.token)
         lease = Lease(ours, None, now.boot, now.boot + lease_s, True, False, self.last_error(entry.id))
         lease.handler = group
