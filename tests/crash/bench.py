@@ -3,8 +3,8 @@
     python -m tests.crash.bench [--full] [--images N] [--seed S] [--jobs N] [--keep DIR]     (make check-crash [FULL=1])
 
 Records edgeq at work below ext4 and xfs (device.py, workload.py), builds what a cut could leave (images.py), mounts each image on a
-loop device, compares it with what was acknowledged, recovers and runs every job (facts.py). Three canaries, each with one fault,
-go first: a bench that does not catch them fails.
+loop device, compares it with what was acknowledged, recovers and runs every job (facts.py). Five canaries, each with one fault,
+go first: a bench that does not catch them fails. So does one whose batches did not go by one fsync where that is allowed.
 
 Exit 0: nothing lost, every canary caught. 1: a loss, or a canary that got away. 69: this machine lacks something (named).
 Needs root, loop devices, /dev/fuse, and mkfs.ext4 (e2fsprogs), mkfs.xfs (xfsprogs), busybox. Leaves nothing behind: the mounts
@@ -77,7 +77,7 @@ class Tally:
 
     def __init__(self):
         self.images_n = self.after_ack_n = self.boundaries_n = self.torn_n = self.lost_n = 0
-        self.losses = []
+        self.losses, self.batches = [], []  # sentences; of each recorded batch the calls that made it safe
 
     def add(self, cut, found, where):
         self.images_n += 1
@@ -212,6 +212,7 @@ class Run:
             if self.options.only and self.options.only not in name and write is not workload.drive:
                 continue
             log = Log(self.record(fs, write, base, "log"))
+            tally.batches += batch_calls(log)
             self._examine(fs, log, base, images * share, tally, name)
             if write is workload.drive:
                 first = log
@@ -259,6 +260,10 @@ class Run:
                 "" if fs.is_gate else " (reported, not a gate)"), flush=True)
             for loss in tally.losses[:self.options.show]:
                 print("    LOST %s" % loss[:1500], flush=True)
+            by_fsync = tally.batches.count(["sync_file_range"])
+            print("batches  %-20s %5d: %d by one fsync" % (fs.name, len(tally.batches), by_fsync), flush=True)
+            if fs.is_gate and not 0 < by_fsync == len(tally.batches):
+                unsafe.append("a batch on %s went by syncfs" % fs.name)
         gated = [tally for fs, tally in tallies.items() if fs.is_gate]
         images_n, lost_n = sum(tally.images_n for tally in gated), sum(tally.lost_n for tally in gated)
         print("crash images: %d checked, %d lost, canaries %s; seed %d, %.0f s" % (
@@ -267,6 +272,12 @@ class Run:
         if images_n < self.options.images:
             print("only %d images, not %d" % (images_n, self.options.images))
         return 1 if lost_n or escaped or unsafe or images_n < self.options.images else 0
+
+
+def batch_calls(log):
+    """[[call]] of the batches in a log."""
+    notes = (json.loads(log.entries[at][2]) for at in log.notes)
+    return [note["calls"] for note in notes if note["k"] == "batch"]
 
 
 # --- what this machine must have -----------------------------------------------------------------------------

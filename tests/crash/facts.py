@@ -8,6 +8,7 @@ Notes (k is the kind):
 
     want n id type      about to enqueue payload number n (id null: generated)
     have n id           the enqueue was acknowledged
+    batch calls         how a batch was made safe: sync_file_range or syncfs
     lose ids            about to cancel, purge or drop these; lost ids: acknowledged; keep ids: refused
     start id            a handler started; ran id: it succeeded, the store was not told yet
     done ids            these completions were flushed (ids null: every one that ran)
@@ -114,6 +115,9 @@ class Facts:
 
     def _have(self, n, id):
         self.have.setdefault(id, n)
+
+    def _batch(self, calls):
+        pass  # for bench.py
 
     def _lose(self, ids):
         self.may_go.update(ids)
