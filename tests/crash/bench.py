@@ -3,7 +3,7 @@
     python -m tests.crash.bench [--full] [--images N] [--seed S] [--jobs N] [--keep DIR]     (make check-crash [FULL=1])
 
 Records edgeq at work below ext4 and xfs (device.py, workload.py), builds what a cut could leave (images.py), mounts each image on a
-loop device, compares it with what was acknowledged, recovers and runs every job (facts.py). Five canaries, each with one fault,
+loop device, compares it with what was acknowledged, recovers and runs every job (facts.py). Six canaries, each with one fault,
 go first: a bench that does not catch them fails. So does one whose batches did not go by one fsync where that is allowed.
 
 Exit 0: nothing lost, every canary caught. 1: a loss, or a canary that got away. 69: this machine lacks something (named).
@@ -61,13 +61,14 @@ FILE_SYSTEMS = (
     FileSystem("ext4 fast_commit", "ext4", 24, MAKE_EXT4 + ["4096", "-O", "fast_commit"], 0.04, is_gate=False),
 )
 
-# What is recorded, and its share of a file system's images. The boots after a cut begin on images of the first.
+# What is recorded, below what disk, and its share of a file system's images. The boots after a cut begin on images of the first.
 WORKLOADS = (
-    ("driver", workload.drive, 0.3),
-    ("driver beside syncs", workload.drive_beside_syncs, 0.15),
-    ("driver step by step", workload.drive_step_by_step, 0.1),
-    ("wrapper and zipapp", workload.ship, 0.15),
-    ("move", workload.drive_and_move, 0.15),
+    ("driver", workload.drive, device.Server, 0.25),
+    ("driver beside syncs", workload.drive_beside_syncs, device.Server, 0.15),
+    ("driver step by step", workload.drive_step_by_step, device.Server, 0.1),
+    ("batches, bytes late", workload.drive_batches, device.Late, 0.05),
+    ("wrapper and zipapp", workload.ship, device.Server, 0.15),
+    ("move", workload.drive_and_move, device.Server, 0.15),
 )
 AGAIN_SHARE, AGAIN_N = 0.15, 3
 
@@ -180,12 +181,12 @@ class Run:
     def prove(self, fs, base):
         """{canary: (images, losses)}."""
         found = {}
-        for name, (make_disk, make_store) in workload.CANARIES.items():
+        for name, (make_disk, make_store, make_server) in workload.CANARIES.items():
             def write(mount, mark, run, rng):
                 workload.drive(mount, mark, run, rng, make_disk, make_store, boots=1, steps=20)
 
             tally = Tally()
-            log = Log(self.record(fs, write, base, "canary"))
+            log = Log(self.record(fs, write, base, "canary", make_server))
             cuts = choose(log, self.rng, CANARY_IMAGES, facts.is_ack)
             self.rng.shuffle(cuts)
             while cuts and not tally.lost_n:
@@ -208,10 +209,10 @@ class Run:
     def examine(self, fs, base):
         """The Tally of a file system."""
         tally, images = Tally(), self.options.images * fs.share
-        for name, write, share in WORKLOADS:
+        for name, write, make_server, share in WORKLOADS:
             if self.options.only and self.options.only not in name and write is not workload.drive:
                 continue
-            log = Log(self.record(fs, write, base, "log"))
+            log = Log(self.record(fs, write, base, "log", make_server))
             tally.batches += batch_calls(log)
             self._examine(fs, log, base, images * share, tally, name)
             if write is workload.drive:

@@ -117,6 +117,15 @@ class NeverSends(seam.Disk):
         pass
 
 
+class NeverWaits(seam.Disk):
+    """Bytes of a batch are sent and not waited for. Only a disk that takes them in another order shows it: device.Late."""
+
+    @staticmethod
+    def sync_file_range(fd, flags):
+        if not flags & together.WAIT_AFTER:
+            seam.Disk.sync_file_range(fd, flags)
+
+
 class EarlyFlush(together.Together):
     """Flushes the last file of a batch before the renames."""
 
@@ -136,12 +145,13 @@ class FlushesEarly(Spool):
         return Spool.enqueue_many(self, jobs, now)
 
 
-CANARIES = {  # what is wrong: (the seam, the store)
-    "no flush": (NeverFlushes, Spool),
-    "the folder flushed, not the file": (FlushesFolder, Spool),
-    "the cause removed before the effect": (seam.Disk, CauseFirst),
-    "a batch's bytes not sent": (NeverSends, Spool),
-    "a batch flushed before its renames": (seam.Disk, FlushesEarly),
+CANARIES = {  # what is wrong: (the seam, the store, the disk)
+    "no flush": (NeverFlushes, Spool, device.Server),
+    "the folder flushed, not the file": (FlushesFolder, Spool, device.Server),
+    "the cause removed before the effect": (seam.Disk, CauseFirst, device.Server),
+    "a batch's bytes not sent": (NeverSends, Spool, device.Server),
+    "a batch's bytes not waited for": (NeverWaits, Spool, device.Late),
+    "a batch flushed before its renames": (seam.Disk, FlushesEarly, device.Server),
 }
 
 
@@ -469,6 +479,20 @@ def _sync_for_ever(mount, rng):
 
 def drive_step_by_step(mount, mark, run, rng):
     drive(mount, mark, run, rng, make_disk=Stepping, boots=2, steps=4)
+
+
+def drive_batches(mount, mark, run, rng):
+    """Batches alone, for a disk that takes their bytes late."""
+    notes = Notes(mark)
+    driver = Driver(mount, notes, run, rng)
+    driver.boot()
+    if together.commits_in_order(driver.store.disk, driver.store.path(INCOMING)):
+        notes.say("whole")
+    for _ in range(12):
+        driver.clock.go_on(0.5)
+        driver.batch()
+    driver.end()
+    notes.close()
 
 
 def drive_and_move(mount, mark, run, rng):
