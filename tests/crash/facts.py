@@ -9,7 +9,7 @@ Notes (k is the kind):
     want n id type      about to enqueue payload number n (id null: generated)
     have n id           the enqueue was acknowledged
     batch calls         how a batch was made safe: sync_file_range or syncfs
-    whole               from here on no job is visible before all its bytes are safe, acknowledged or not
+    whole               from here on no job is visible before all its bytes are safe, acknowledged or not (told of gates alone)
     lose ids            about to cancel, purge or drop these; lost ids: acknowledged; keep ids: refused
     start id            a handler started; ran id: it succeeded, the store was not told yet
     done ids            these completions were flushed (ids null: every one that ran)
