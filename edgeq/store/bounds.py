@@ -42,7 +42,7 @@ def _prune_folder(spool, folder, keep, keep_kb, now):
                 del oldest[PER_PASS:]
     limit_s, gone = spool.config.keep_days * DAY_S if spool.seq.is_trusted(now) else 0, 0
     for mtime, bytes, name in sorted(oldest)[:PER_PASS]:
-        if n <= keep and size <= keep_kb * 1024 and not (limit_s and now.wall - mtime > limit_s):
+        if n <= keep and size <= keep_kb * 1024 and not (limit_s and spool.ages.age_s(mtime * 1e6, now) > limit_s):
             break
         _remove_tree(spool, spool.path(folder, name))
         spool._remove(spool.path(folder, name + ".why"))

@@ -46,7 +46,7 @@ class LocalStore:
         self.config, self.clock, self.log, self.disk = config, clock, log, disk
         self.root, self.home, self.run = root, home, config.run_path
         self.id_lock = seam.Lock(self.run + "/id.lock", is_needed=False)
-        self.seq = Sequence(self.run + "/seq", self.id_lock, self.highest_seq, config.clock != "none")
+        self.seq = Sequence(self.run + "/seq", self.id_lock, self._seed, config.clock != "none")
         self.ages = Ages(self.run + "/clock", self.seq)
         self.pauses = Pauses(disk, home, clock.boot_id, self.seq.is_trusted)
         self.leases = Leases(self.run + "/leases", clock.boot_id)
@@ -63,6 +63,12 @@ class LocalStore:
         self._ids = None
         self._alive = seam.Lock(self.run + "/alive", shared=True)
         self._heard = 0  # bytes of R/arrivals already read
+
+    def _seed(self):
+        """The highest SEQ that the store knows. The clocks are noted with it: they may step before a worker looks (P8)."""
+        highest = self.highest_seq()
+        self.ages.begin(highest, self.clock.read())
+        return highest
 
     def can_hold(self, id):
         """For a move: whether a job may have this id here."""

@@ -4,10 +4,11 @@ import json
 import os
 import re
 import subprocess
+import time
 
 import pytest
 
-from tests.shell.board import WRAPPER, journal_line, tool
+from tests.shell.board import WRAPPER, journal_line, tool, uptime
 
 NAME = re.compile(r"(\d)\.(\d{16})\.(\d+a?)\.0\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.json")
 
@@ -439,6 +440,19 @@ def test_a_board_without_a_clock_counts_from_1970(board, tmp_path):
     name, text = board.only()
     assert name == "5.0000000000000001.6.0.t.%s.json" % id
     assert '"created_at":0,"available_at":6,' in text
+
+
+def test_who_seeds_seq_notes_the_clocks(board, tmp_path):
+    """P8: what is queued before the network tells the time, and before a worker is up, must not expire by that step."""
+    (tmp_path / "clock").write_text("-3600\n")
+    env = {"EDGEQ_TEST_CLOCK": str(tmp_path / "clock")}
+    board.enqueue("t", "--expires", "600", env=env)
+    offset, newest = (board.r / "clock").read_text().split()
+    assert abs(time.time() - 3600 - uptime() - int(offset)) <= 2 and newest == "0"
+    (tmp_path / "clock").write_text("0\n")
+    (board.r / "seq").write_bytes(b"")  # seeded once more: the first look stands
+    board.enqueue("t", env=env)
+    assert (board.r / "clock").read_text() == "%s %s\n" % (offset, newest)
 
 
 @pytest.mark.parametrize("prio", [2, 7, 9])
