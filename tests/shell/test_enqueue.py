@@ -482,6 +482,17 @@ def test_after_a_reboot_seq_is_seeded_from_the_spool(board, where, prio):
     assert (board.r / "seq").read_text() == "%d\n" % (want + 1)
 
 
+def test_a_given_id_that_looks_generated_seeds_nothing(board):
+    """A dead letter called 2046072010150012-00000007 by a device is no job of the year 2034: SEQ would be ahead of every clock."""
+    born = '{"id":"%s","type":"t","created_at":%d,"priority":5,"payload":{"created_at":%d}}\n'
+    for id, created_at in (("2046072010150012-00000007", 1752999990), ("2046072010150011-sensor-7", 2046072010),
+                           ("1800000000000005-0123abcd", 1800000000), ("1800000000000004-0123abcd", 1800000000)):
+        (board.q / "dlq" / (id + ".json")).write_text(born % (id, created_at, int(id[:10])))
+    clock = board.root / "clock"
+    clock.write_text("-99999999999\n")
+    assert board.enqueue("t", env={"EDGEQ_TEST_CLOCK": str(clock)}).startswith("1800000000000006-")
+
+
 def test_a_damaged_seq_file_is_seeded_anew(board):
     """B06."""
     for rubbish in (b"", b"\xff" * 100, b"12\n", b"abcdabcdabcdabcd\n", b"\0" * 17):

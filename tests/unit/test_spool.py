@@ -483,6 +483,18 @@ def test_a_lost_or_garbled_seq_is_seeded_again(board, store, garble):
     assert drain(board, store) == ["a", "b"]
 
 
+def test_a_given_id_that_looks_generated_seeds_nothing(board, store):
+    """As the wrapper (tests/shell/test_enqueue.py): a dead letter that a device called so is no job of the year 2034."""
+    for id in ("2046072010150012-00000007", "2046072010150013-sensor-7", "2046072010150013-x"):
+        put(board, store, id)
+        store.bury(take(board, store), "exit 65", board.now)
+    generated = put(board, store)
+    store.bury(take(board, store), "exit 65", board.now)
+    assert store.highest_seq() == int(generated[:16])
+    (board.spool / "dlq" / "2046072010150014-0123abcd.json").write_text("torn")  # nobody can say: the safe side
+    assert store.highest_seq() == 2046072010150014
+
+
 def test_enqueue_works_without_a_run_folder(board, store):
     board.reboot()
     assert store.enqueue(Job("mail"), board.now).status == "queued"
