@@ -46,6 +46,7 @@ class Spool(LocalStore):
 
     def start(self, now):
         """A worker begins: folders, the suspects of an unclean end (P4), the memory of processed ids."""
+        from edgeq.store import bounds, intake  # noqa: F401  before the first claim: our file may be replaced under us
         self._begin()
         self.journal.remember()
 
@@ -652,7 +653,8 @@ class Spool(LocalStore):
 
 def is_generated(name):
     """True for a letter's name whose id holds its SEQ, as generated ids do."""
-    return len(name) == 30 and name[16] == "-" and name[25:] == ".json" and DIGITS.issuperset(name[:16]) and HEX.issuperset(name[17:25])
+    return (len(name) == 30 and name[16] == "-" and name[25:] == ".json" and DIGITS.issuperset(name[:16])
+            and HEX.issuperset(name[17:25]))
 
 
 def lease_came_from_failed(entry):
