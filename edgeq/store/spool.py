@@ -642,6 +642,7 @@ class Spool(LocalStore):
         view.fill(now, may_run)
         counts = Counts()
         counts.ready, counts.delayed, counts.failed = view.ready_n, view.delayed_n, view.failed_n
+        counts.ready += sum(folder == INCOMING for folder, _ in view.strangers)  # dropped by hand: jobs as soon as a worker looks
         counts.newer = view.newer_n
         counts.processing = sum(1 for name in self._names(PROCESSING) if not name.endswith(".settling"))
         counts.dead = sum(1 for _ in self._names(DLQ))

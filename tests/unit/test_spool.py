@@ -159,6 +159,15 @@ def test_a_dropped_file_keeps_its_wishes(board, store):
     assert board.ls(INCOMING) == ["2.1800000000000000.1800000050a.0.mail.a.json"]
 
 
+def test_a_dropped_file_counts_as_ready_before_a_worker_looks(board, store):
+    """As the wrapper counts it: `mv dlq/ID.json incoming/` with no worker up is a job that waits."""
+    put(board, store, "a")
+    (board.spool / "incoming" / "by hand").write_text('{"type":"mail"}\n')
+    (board.spool / "incoming" / "x.v2.json").write_text('{"type":"mail"}\n')
+    (board.spool / "failed" / "stranger").write_text('{"type":"mail"}\n')
+    assert store.counts(board.now).ready == 2
+
+
 def test_a_file_still_being_written_is_waited_for(board, store):
     path = board.spool / INCOMING / "x.json"
     path.write_bytes(b'{"type":"mail"')
