@@ -58,6 +58,6 @@ class Ages:
 
     def _write(self, text):
         try:
-            seam.write_run(self.path, text.encode())
+            seam.write_run(self.path, text.encode(), 0o644)  # by whoever was first, for a worker that may be another user
         except OSError:
             pass  # RAM is full, or not ours to write: this look is not remembered
