@@ -7,7 +7,7 @@ are nobody's fault. Also the oracle of the fault tests: whatever was cut or fail
 from edgeq.errors import BadJob, EIO, OUR_SHORTAGE
 from edgeq.job import DLQ, DONE, FAILED, INCOMING, PROCESSING, FOLDERS, format_version, parse_name
 from edgeq.disk import is_folder
-from edgeq.store.journal import parse_segment
+from edgeq.store.journal import FORMAT, parse_segment
 
 
 def check(spool, now, repair):
@@ -132,6 +132,8 @@ def _check_journal(spool, found):
         if parse_segment(name) is None:
             found.append("done/%s is no journal segment: move it away" % name)
             continue
+        if parse_segment(name)[2] != FORMAT:
+            continue  # a newer program's: nobody here knows how it is numbered
         last = 0
         for line in spool.journal.lines(name):
             if line.n <= last:

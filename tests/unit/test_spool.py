@@ -2,6 +2,7 @@
 
 import os
 import socket
+from binascii import crc32
 
 import pytest
 
@@ -90,6 +91,17 @@ def test_job_files_are_0640_whatever_the_umask(board, store):
     finally:
         os.umask(old)
     assert (board.spool / INCOMING / board.ls(INCOMING)[0]).stat().st_mode & 0o777 == 0o640
+
+
+def test_a_journal_of_a_newer_format_is_no_finding(board, store):
+    body = b"new - - - 1r mail - - "
+    newer = board.spool / "done" / "1799999999999999.70.v2.log"
+    newer.write_bytes((body + b"%08x\n" % crc32(body)) * 2 + b"\n" * 4096)
+    before, store = newer.read_bytes(), board.open()
+    assert store.check(board.now) == []
+    put(board, store, "new")
+    assert put(board, store, "b") == "b" and drain(board, store) == ["b"]
+    assert newer.read_bytes() == before
 
 
 def test_a_newer_format_is_left_alone_and_counted(board, store):
