@@ -95,7 +95,7 @@ def _check_doubles(spool, places, found, repair):
     for id, where in sorted(places.items()):
         where.sort(key=lambda place: RANK.index(place[0]))
         done = spool.journal.find(id)
-        surplus = where if done else where[1:]
+        surplus = where if done else [place for place in where[1:] if _stand_together(spool, where[0], place)]
         # a settling claim beside its line or letter is a live owner's, until its batch is flushed
         surplus = [place for place in surplus if not (place[0] == PROCESSING and _is_owned(spool, place[1]))]
         for folder, name in surplus:
@@ -107,6 +107,15 @@ def _check_doubles(spool, places, found, repair):
                 else:
                     spool.flush_folder(higher)
                 spool._remove(spool.path(folder, name))
+
+
+def _stand_together(spool, higher, lower):
+    """RACE: the folders were listed one after the other, and a job that moved meanwhile was met twice: its only file, maybe.
+
+    A job that left the higher place for the lower one never gets the higher name back (its token, its tries, its SEQ are
+    others), so that name was there all the time.
+    """
+    return all(spool.disk.exists(spool.path(*place)) for place in (higher, lower, higher))
 
 
 def _is_owned(spool, name):

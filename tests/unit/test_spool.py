@@ -383,6 +383,25 @@ def test_check_names_doubles_and_repair_keeps_the_higher_rank(board, store):
     assert store.check(board.now) == [] and board.ls(DLQ) == ["a.json"] and board.ls(INCOMING) == []
 
 
+@pytest.mark.parametrize("move", [
+    lambda store, lease, now: store.retry(lease, 5, "exit 1", now),
+    lambda store, lease, now: store.hold(lease, "paused", False, now)], ids=("retry", "hold"))
+def test_repair_on_a_running_spool_drops_no_job_that_moves_meanwhile(board, store, move):
+    """Met in incoming/, in processing/ and in failed/ (or in incoming/ again): it was one file all the time."""
+    leases = []
+
+    class Meanwhile(FaultyDisk):
+        def names(self, folder):
+            if folder.endswith("/processing") and not leases:
+                leases.append(take(board, store))
+            elif folder.endswith("/failed") and len(leases) == 1:
+                leases.append(move(store, leases[0], board.now))
+            return FaultyDisk.names(self, folder)
+    put(board, store, "a")
+    assert board.open(Meanwhile(), start=False).check(board.now, repair=True) == []
+    assert len(leases) == 2 and len(board.ls(INCOMING) + board.ls(FAILED)) == 1 and store.check(board.now) == []
+
+
 def test_repair_sets_aside_what_cannot_be_read_and_makes_missing_folders(board, store):
     (board.spool / FAILED / "what").write_bytes(b"x")
     (board.spool / DLQ / "a.json").write_bytes(b"torn")
