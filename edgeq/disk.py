@@ -208,10 +208,10 @@ class Disk:
             return False
         return True
 
-    def make_folder(self, path, mode):
+    def make_folder(self, path, mode, is_link_fine=False):
         """Make `path` with `mode` if it is missing; its status when it was there. A file in its place is an error."""
         try:
-            status = self.lstat(path)  # nearly always: one call
+            status = self.lstat(path + "/." if is_link_fine else path)  # nearly always: one call
         except FileNotFoundError:
             try:
                 self.mkdir(path, 0o700)

@@ -46,7 +46,7 @@ def test_a_member_may_enqueue_under_any_umask(live, umask):
 
 
 def test_a_worker_of_a_user_outside_the_group_runs_the_jobs_of_all(tmp_path, device_bin):
-    """P1: what it cannot read it would set aside as corrupt, every accepted job. root gives it the group; without root it leaves."""
+    """P1: what it cannot read it would set aside as corrupt, every accepted job. root gives it the group; else it leaves."""
     board = Board(tmp_path / "live", device_bin)
     board.write("etc/passwd", (board.root / "etc/passwd").read_text() + PASSWD)
     board.write("etc/group", "root:x:0:\nedgeq:x:871:ann,bob\nann:x:1001:\nbob:x:1002:\neve:x:1003:\n")
