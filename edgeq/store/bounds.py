@@ -8,6 +8,7 @@ from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, format_v
 from edgeq.errors import EISDIR, ENOTEMPTY
 from edgeq.store import keys
 from edgeq.store.base import PER_PASS
+from edgeq.store.journal import FORMAT, parse_segment
 
 DAY_S = 86400
 
@@ -159,7 +160,7 @@ def _purge_journal(spool):
     _flush_jobs(spool)
     gone = 0
     for name in spool.journal.segments()[:-1]:
-        if not _holds_live_id(spool, name):
+        if parse_segment(name)[2] == FORMAT and not _holds_live_id(spool, name):  # a newer program's memory is its own
             spool.journal.delete(name)
             gone += 1
     spool.flush_folder(DONE)
