@@ -224,10 +224,10 @@ class Disk:
             return False
         return True
 
-    def make_folder(self, path, mode):
+    def make_folder(self, path, mode, is_link_fine=False):
         """Make `path` with `mode` if it is missing; its status when it was there. A file in its place is an error."""
         try:
-            status = self.lstat(path)  # nearly always: one call
+            status = self.lstat(path + "/." if is_link_fine else path)  # nearly always: one call
         except FileNotFoundError:
             try:
                 self.mkdir(path, 0o700)
@@ -304,22 +304,26 @@ class Lock:
 
 def create_run(path, data, mode=0o640):
     """Make a file in /run that nobody reads before we say so: no rename needed."""
-    fd = posix.open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode)
-    try:
-        posix.write(fd, data)
-    finally:
-        posix.close(fd)
+    _write_new(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, data, mode)
 
 
 def write_run(path, data, mode=0o640):
     """Replace a file in /run: write beside it, rename. RAM only: nothing is flushed."""
     temp = "%s.%d~" % (path, posix.getpid())
-    fd = posix.open(temp, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | posix.O_TRUNC, mode)
+    _write_new(temp, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | posix.O_TRUNC, data, mode)
+    posix.rename(temp, path)
+
+
+def _write_new(path, flags, data, mode):
+    fd = posix.open(path, flags, mode)
     try:
         posix.write(fd, data)
+    except OSError as error:
+        error.filename = path  # which disk is full
+        forget(path)
+        raise
     finally:
         posix.close(fd)
-    posix.rename(temp, path)
 
 
 def forget(path):

@@ -35,6 +35,8 @@ def make_batch(config, lines):
         try:
             record = records.decode(line if line[-1:] == b"\n" else line + b"\n", config.max_payload_bytes)
             job = records.to_job(record)
+            if job.latest and job.key is None:
+                raise BadJob("enqueue", "latest", "needs a key")
             job.payload = records.check_payload(job.payload, config.max_payload_bytes).encode()
             jobs.append(job)
         except BadJob as error:

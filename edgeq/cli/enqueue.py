@@ -2,9 +2,10 @@
 
 import posix
 
+from edgeq.cli import OutputGone
 from edgeq.clock import parse_iso
 from edgeq.enqueue import admit, enqueue, make_batch, make_job
-from edgeq.errors import BadJob, BadUsage, CannotCreate, OK, TRY_LATER
+from edgeq.errors import BadJob, BadUsage, CannotCreate, EdgeqError, EBADF, OK, TRY_LATER
 from edgeq.log import say
 from edgeq.record import text_payload
 from edgeq.space import Guard, is_mounted
@@ -44,6 +45,7 @@ def run(context):
     if config.require_mount and not is_mounted(config.require_mount):
         say(2, "edgeq: enqueue: %s: not mounted: nothing was queued; mount it, then repeat\n" % config.require_mount)
         return TRY_LATER
+    _need_stdout()
     jobs = _batch(context) if options.get("batch") else [_job(context)]
     store = context.open_store()
     try:
@@ -64,8 +66,21 @@ def run(context):
         if receipt.status != QUEUED:
             hint = "; 'edgeq kick %s' puts it back" % receipt.id if receipt.status == ALREADY_DEAD else ""
             say(2, "edgeq: enqueue: %s: %s%s\n" % (receipt.id, receipt.status, hint))
-    context.out("\n".join(receipt.id for receipt in receipts))
+    try:
+        context.out("\n".join(receipt.id for receipt in receipts))
+    except OutputGone:
+        what = receipts[0].id if len(receipts) == 1 else "batch of %d" % len(receipts)
+        raise EdgeqError("enqueue", what, "was queued, but its id could not be printed") from None
     return OK
+
+
+def _need_stdout():
+    """Whoever cannot be told an id is better told no. A write of nothing asks whether one may."""
+    try:
+        posix.write(1, b"")
+    except OSError as error:
+        if error.errno == EBADF:
+            raise EdgeqError("enqueue", "stdout", "is closed: the id could not be told, nothing was queued") from None
 
 
 def _job(context):
@@ -99,6 +114,9 @@ def _job(context):
 def _batch(context):
     if context.args:
         raise context.usage("--batch reads records from stdin and takes no TYPE")
+    for option in context.options:
+        if option not in ("batch", "queue", "config"):
+            raise context.usage("--batch takes no --%s: say it in the records" % option)
     data = b""
     while True:
         part = posix.read(0, 1 << 20)

@@ -7,6 +7,7 @@ one store or in both, never in none; and one that is in both is known by its id 
 from edgeq import disk as seam
 from edgeq.config import with_store
 from edgeq.errors import Busy, NO, OK
+from edgeq.job import FAILED
 from edgeq.log import escape, say
 from edgeq.reap import end_survivors
 
@@ -36,7 +37,7 @@ def run(context):
     with _no_worker(source):
         target.make_folders()
         jobs_n, done_n, foreign_n = carry(source, target, now)
-        left = describe_rest(source, now, foreign_n)
+        left = describe_rest(source, target, now, foreign_n)
         for store in (source, target):
             store.close(now, clean=False)
     url = _without_password(url)
@@ -109,10 +110,13 @@ def _hand_over(source, target, chunk, now):
     return sum(1 for parcel in chunk if parcel.entry)
 
 
-def describe_rest(source, now, foreign_n=0):
+def describe_rest(source, target, now, foreign_n=0):
     """What could not be carried, as sentences."""
     counts, left = source.counts(now), []
     waiting_n = counts.ready + counts.delayed + counts.failed + counts.dead + counts.processing
+    if source.home == target.home and FAILED in target.states:
+        carried = target.counts(now)  # a spool beside its database: what waits there looks to the database like dropped files
+        waiting_n -= carried.ready + carried.delayed
     if foreign_n:
         left.append("%d jobs or completions of other devices (NODE:ID): only another Redis can hold them" % foreign_n)
     elif waiting_n:

@@ -94,7 +94,8 @@ def restore_owners(store):
     owner, group = store.owner()
     changed_n = 0
     for path, mode in store.folders():
-        fd = posix.open(path, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW | posix.O_CLOEXEC)
+        place = path + "/." if path == store.home else path  # that one may be a link
+        fd = posix.open(place, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW | posix.O_CLOEXEC)
         try:
             found = posix.fstat(fd)
             if (found.st_uid, found.st_gid) != (owner, group):

@@ -3,6 +3,7 @@
 import posix
 
 from edgeq.errors import NotPermitted, TRY_LATER
+from edgeq.job import INCOMING
 from edgeq.log import Log
 from edgeq.space import is_mounted
 from edgeq.worker import Worker
@@ -46,7 +47,8 @@ def run(context):
     store = context.open_store(log=log)
     if config.user:
         store.make_folders()  # as root, for that user
-        _become(config.user)
+        _become(config.user, store.owner()[1])
+    _need_group(store)
     store.start(context.clock.read())
     return Worker(store, config, context.clock, log, context.options.get("once", False)).run()
 
@@ -69,14 +71,25 @@ def _await_mount(config, log):
     posix.close(fd)
 
 
-def _become(user):
-    """Drop to USER for good; its supplementary groups included."""
+def _need_group(store):
+    """A job file is 0640 and of the folder's group: who is not in it would take every job of others for a corrupt one."""
+    try:
+        gid = store.disk.lstat(store.path(INCOMING)).st_gid
+    except FileNotFoundError:
+        return  # it will be ours
+    if posix.geteuid() != 0 and gid not in [posix.getegid()] + posix.getgroups():
+        raise NotPermitted("work", store.path(INCOMING), "belongs to group %d, in which this user is not" % gid,
+                           "add it to that group, or start as root with USER=")
+
+
+def _become(user, group):
+    """Drop to USER for good; its supplementary groups included, and the one of the job files whether it is in it or not."""
     import pwd
     found = pwd.getpwnam(user)
     if posix.geteuid() == found.pw_uid:
         return
     if posix.geteuid() != 0:
         raise NotPermitted("work", "USER=%s" % user, "only root may change the user", "start as root or as %s" % user)
-    posix.setgroups(posix.getgrouplist(user, found.pw_gid))
+    posix.setgroups(posix.getgrouplist(user, found.pw_gid) + [group])
     posix.setgid(found.pw_gid)
     posix.setuid(found.pw_uid)

@@ -7,7 +7,7 @@ are nobody's fault. Also the oracle of the fault tests: whatever was cut or fail
 from edgeq.errors import BadJob, EIO, OUR_SHORTAGE
 from edgeq.job import DLQ, DONE, FAILED, INCOMING, PROCESSING, FOLDERS, format_version, parse_name
 from edgeq.disk import is_folder
-from edgeq.store.journal import parse_segment
+from edgeq.store.journal import FORMAT, parse_segment
 
 
 def check(spool, now, repair):
@@ -95,7 +95,7 @@ def _check_doubles(spool, places, found, repair):
     for id, where in sorted(places.items()):
         where.sort(key=lambda place: RANK.index(place[0]))
         done = spool.journal.find(id)
-        surplus = where if done else where[1:]
+        surplus = where if done else [place for place in where[1:] if _stand_together(spool, where[0], place)]
         # a settling claim beside its line or letter is a live owner's, until its batch is flushed
         surplus = [place for place in surplus if not (place[0] == PROCESSING and _is_owned(spool, place[1]))]
         for folder, name in surplus:
@@ -107,6 +107,15 @@ def _check_doubles(spool, places, found, repair):
                 else:
                     spool.flush_folder(higher)
                 spool._remove(spool.path(folder, name))
+
+
+def _stand_together(spool, higher, lower):
+    """RACE: the folders were listed one after the other, and a job that moved meanwhile was met twice: its only file, maybe.
+
+    A job that left the higher place for the lower one never gets the higher name back (its token, its tries, its SEQ are
+    others), so that name was there all the time.
+    """
+    return all(spool.disk.exists(spool.path(*place)) for place in (higher, lower, higher))
 
 
 def _is_owned(spool, name):
@@ -132,6 +141,8 @@ def _check_journal(spool, found):
         if parse_segment(name) is None:
             found.append("done/%s is no journal segment: move it away" % name)
             continue
+        if parse_segment(name)[2] != FORMAT:
+            continue  # a newer program's: nobody here knows how it is numbered
         last = 0
         for line in spool.journal.lines(name):
             if line.n <= last:

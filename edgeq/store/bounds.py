@@ -8,6 +8,7 @@ from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, format_v
 from edgeq.errors import EISDIR, ENOTEMPTY
 from edgeq.store import keys
 from edgeq.store.base import PER_PASS
+from edgeq.store.journal import FORMAT, parse_segment
 
 DAY_S = 86400
 
@@ -42,7 +43,7 @@ def _prune_folder(spool, folder, keep, keep_kb, now):
                 del oldest[PER_PASS:]
     limit_s, gone = spool.config.keep_days * DAY_S if spool.seq.is_trusted(now) else 0, 0
     for mtime, bytes, name in sorted(oldest)[:PER_PASS]:
-        if n <= keep and size <= keep_kb * 1024 and not (limit_s and now.wall - mtime > limit_s):
+        if n <= keep and size <= keep_kb * 1024 and not (limit_s and spool.ages.age_s(mtime * 1e6, now) > limit_s):
             break
         _remove_tree(spool, spool.path(folder, name))
         spool._remove(spool.path(folder, name + ".why"))
@@ -159,7 +160,7 @@ def _purge_journal(spool):
     _flush_jobs(spool)
     gone = 0
     for name in spool.journal.segments()[:-1]:
-        if not _holds_live_id(spool, name):
+        if parse_segment(name)[2] == FORMAT and not _holds_live_id(spool, name):  # a newer program's memory is its own
             spool.journal.delete(name)
             gone += 1
     spool.flush_folder(DONE)

@@ -64,14 +64,18 @@ def escape_note(note):
 
 
 def decode_line(data):
-    """The Line in `data` (bytes without newline), or None when it is torn or another kind."""
+    """The Line in `data` (bytes without newline), or None when it is torn or another kind.
+
+    What is no number is a newer format's, and 0 here: its id is done all the same.
+    """
     body, blank, crc = data.rpartition(b" ")
     if not blank or len(crc) != 8 or crc != b"%08x" % crc32(body + b" "):
         return None
     fields = body.decode("ascii", "replace").split(" ")
     if len(fields) < 8:
         return None
-    return ReadLine(fields[0], int(fields[1]), int(fields[2]), int(fields[3]), int(fields[4]), fields[5], int(fields[6]), fields[7])
+    n, seq, done_at, attempts, ms = (int(text) if text.isdigit() and len(text) < 20 else 0 for text in fields[1:5] + fields[6:7])
+    return ReadLine(fields[0], n, seq, done_at, attempts, fields[5], ms, fields[7])
 
 
 def parse_segment(name):

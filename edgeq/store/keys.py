@@ -103,10 +103,10 @@ def bound(spool):
         pass
 
 
-def read(spool, entry):
-    """The Record of `entry`, None when it is gone or cannot be read."""
+def read(spool, entry, name=None):
+    """The Record of `entry`, None when it is gone or cannot be read. name: its file's, where that does not say its state."""
     try:
-        fd = spool.disk.open_read(spool.path(entry.path))
+        fd = spool.disk.open_read(spool.path(entry.state, name or entry.name))
     except OSError:
         return None
     try:

@@ -46,7 +46,7 @@ class LocalStore:
         self.config, self.clock, self.log, self.disk = config, clock, log, disk
         self.root, self.home, self.run = root, home, config.run_path
         self.id_lock = seam.Lock(self.run + "/id.lock", is_needed=False)
-        self.seq = Sequence(self.run + "/seq", self.id_lock, self.highest_seq, config.clock != "none")
+        self.seq = Sequence(self.run + "/seq", self.id_lock, self._seed, config.clock != "none")
         self.ages = Ages(self.run + "/clock", self.seq)
         self.pauses = Pauses(disk, home, clock.boot_id, self.seq.is_trusted)
         self.leases = Leases(self.run + "/leases", clock.boot_id)
@@ -63,6 +63,12 @@ class LocalStore:
         self._ids = None
         self._alive = seam.Lock(self.run + "/alive", shared=True)
         self._heard = 0  # bytes of R/arrivals already read
+
+    def _seed(self):
+        """The highest SEQ that the store knows. The clocks are noted with it: they may step before a worker looks (P8)."""
+        highest = self.highest_seq()
+        self.ages.begin(highest, self.clock.read())
+        return highest
 
     def can_hold(self, id):
         """For a move: whether a job may have this id here."""
@@ -81,8 +87,10 @@ class LocalStore:
         """Make what is missing of the spool and of /run (B45); one file system, or BadConfig (B74)."""
         owner, group = self.owner()
         made, devices = [], set()
-        for path, mode in [(self.home.rpartition("/")[0], 0o755)] + self.folders()[::-1]:
-            status = _make_with_parents(self.disk, path, mode)
+        root = self.home.rpartition("/")[0]
+        for path, mode in [(root, 0o755)] + self.folders()[::-1]:
+            # these two may be links, to the data partition perhaps; what lies in them may not
+            status = _make_with_parents(self.disk, path, mode, path in (root, self.home))
             if status is None:
                 made.append((path, mode))
                 status = self.disk.lstat(path)
@@ -125,7 +133,8 @@ class LocalStore:
         uid = posix.geteuid()
         found = []  # (path, status, mode): the wrapper may have made them, before any worker ran
         for path in (self.config.run_dir, self.run) + tuple("%s/%s" % (self.run, folder) for folder in self.run_folders):
-            found.append((path, _make_with_parents(self.disk, path, RUN_MODE) or posix.stat(path), RUN_MODE))
+            status = _make_with_parents(self.disk, path, RUN_MODE, path in (self.config.run_dir, self.run))
+            found.append((path, status or posix.stat(path), RUN_MODE))
         self.seq.newest()  # seeds it
         for name in RUN_FILES:
             path = "%s/%s" % (self.run, name)
@@ -506,13 +515,13 @@ def _owner(config):
     return uid, gid
 
 
-def _make_with_parents(disk, path, mode):
+def _make_with_parents(disk, path, mode, is_link_fine=False):
     """As Disk.make_folder, with parents of mode 0755."""
     try:
-        return disk.make_folder(path, mode)
+        return disk.make_folder(path, mode, is_link_fine)
     except FileNotFoundError:
-        _make_with_parents(disk, path.rpartition("/")[0], 0o755)
-        return disk.make_folder(path, mode)
+        _make_with_parents(disk, path.rpartition("/")[0], 0o755, True)
+        return disk.make_folder(path, mode, is_link_fine)
 
 
 def poke(run, digit, everybody=False):

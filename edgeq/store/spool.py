@@ -27,6 +27,7 @@ from edgeq.store.journal import Journal, Line
 from edgeq.store.local import MARK, LocalStore
 from edgeq.store.scan import ReadyView
 
+DIGITS, HEX = frozenset("0123456789"), frozenset("0123456789abcdef")
 KEY_WAIT_S = 0.5  # how often a job looks whether the one with its key still runs
 
 
@@ -52,6 +53,7 @@ class Spool(LocalStore):
 
     def start(self, now):
         """A worker begins: folders, the suspects of an unclean end (P4), the memory of processed ids."""
+        from edgeq.store import bounds, intake  # noqa: F401  before the first claim: our file may be replaced under us
         self._begin()
         self.journal.remember()
 
@@ -91,13 +93,19 @@ class Spool(LocalStore):
                 entry = parse_name(folder, name)
                 if entry:
                     highest = max(highest, entry.seq)
-        for name in self._names(DLQ):
-            if name[16:17] == "-" and name[:16].isdigit():  # a generated id holds its SEQ
+        for name in sorted(filter(is_generated, self._names(DLQ)), reverse=True):
+            if int(name[:16]) <= highest or self._is_born_then(name, int(name[:16])):
                 highest = max(highest, int(name[:16]))
+                break
         try:
             return max(highest, self.journal.highest_seq())
         except FileNotFoundError:
             return highest
+
+    def _is_born_then(self, name, seq):
+        """False for a letter whose id only looks generated: a person's `20260720...` would put SEQ years ahead."""
+        record = keys.read(self, Entry(DLQ, 0, 0, 0, False, 0, False, "", name[:-5]), name)
+        return record is None or record.created_at in (None, seq // 1_000_000)
 
     # --- the front door and the operator's verbs: intake.py ---------------------------------------------
 
@@ -649,6 +657,7 @@ class Spool(LocalStore):
         view.fill(now, may_run)
         counts = Counts()
         counts.ready, counts.delayed, counts.failed = view.ready_n, view.delayed_n, view.failed_n
+        counts.ready += sum(folder == INCOMING for folder, _ in view.strangers)  # dropped by hand: jobs as soon as a worker looks
         counts.newer = view.newer_n
         counts.processing = sum(1 for name in self._names(PROCESSING) if not name.endswith(".settling"))
         counts.dead = sum(1 for _ in self._names(DLQ))
@@ -656,6 +665,12 @@ class Spool(LocalStore):
         counts.done = self.journal.done_count()
         counts.oldest_at = self.oldest_at(now)
         return counts
+
+
+def is_generated(name):
+    """True for a letter's name whose id holds its SEQ, as generated ids do."""
+    return (len(name) == 30 and name[16] == "-" and name[25:] == ".json" and DIGITS.issuperset(name[:16])
+            and HEX.issuperset(name[17:25]))
 
 
 def lease_came_from_failed(entry):

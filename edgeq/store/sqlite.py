@@ -89,6 +89,7 @@ class Sqlite(LocalStore):
 
     def start(self, now):
         """A worker begins. After an unclean end every page is looked at; what is malformed is set aside (B82)."""
+        from edgeq.store import upkeep  # noqa: F401  before the first claim: our file may be replaced under us
         self.make_folders()
         self.db.heal(self._is_doubtful())
         self.is_broken = False

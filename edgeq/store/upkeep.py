@@ -20,6 +20,7 @@ def prune(store, now):
     gone = prune_dead(store, now) + prune_done(store, now) + bounds.prune_leftovers(store, now)
     store.db.give_back_pages(FREE_PAGES, PAGES_PER_PASS)
     shrink_when_idle(store)
+    store.ages.look(now)
     return gone
 
 
@@ -32,7 +33,8 @@ def prune_dead(store, now):
                          " status='dlq' ORDER BY updated_at DESC, seq DESC", (store.queue,))
     for at, (id, size, failed_at) in enumerate(rows):
         kept_bytes += size
-        if at >= config.dlq_keep or kept_bytes > config.dlq_keep_kb * 1024 or limit_s and now.wall - failed_at > limit_s:
+        is_old = limit_s and store.ages.age_s(failed_at * 1_000_000, now) > limit_s
+        if at >= config.dlq_keep or kept_bytes > config.dlq_keep_kb * 1024 or is_old:
             surplus.append(id)
     surplus = surplus[-bounds.PER_PASS:]
     if surplus:

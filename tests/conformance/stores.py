@@ -27,6 +27,12 @@ class Bench:
         """The store object of one more worker; the first one is of this process."""
         return self.open_mortal()[0] if self._stores else self._keep(self.board.open())
 
+    def open_producer(self):
+        """The store object of a process that only queues jobs, no worker being up."""
+        store = self._keep(self.board.open(start=False))
+        store.make_folders()
+        return store
+
     def open_mortal(self):
         """(store, kill): a worker's store object, and what kills that worker as kill -9 does."""
         child = subprocess.Popen(["sleep", "600"])

@@ -6,6 +6,7 @@ from edgeq.errors import Busy, Duplicate, LeaseLost, NotFound, StoreDown
 from edgeq.job import DLQ, DONE, FAILED, INCOMING, PROCESSING, Job
 from edgeq.store.base import ALREADY_DEAD, ALREADY_DONE, ALREADY_QUEUED, QUEUED, VERBS
 from tests.conformance.jobs import bury, drain, ids, put, reap, take, where
+from tests.harness import WALL
 
 LATER = 4000
 
@@ -251,6 +252,40 @@ def test_nothing_expires_while_the_clock_is_untrusted(bench, store):
     bench.clock.step(-10 ** 6)
     bench.clock.sleep(100)
     assert drain(bench, store) == ["a"]
+
+
+def test_a_job_of_before_the_clock_was_set_does_not_expire_by_that(bench, store):
+    """A board without a battery: a script queues a job, the network tells the time, and only then the worker comes up."""
+    put(bench, store, "first")
+    drain(bench, store)
+    bench.reboot(wall=1000)
+    early = bench.open_producer()
+    put(bench, early, "a", expires_s=600)  # its SEQ is later than `first`, and hours behind the time to come
+    bench.clock.step(WALL + 86400 - 1000)
+    store = bench.open()
+    put(bench, store, "b", expires_s=600)
+    bench.clock.sleep(300)
+    assert drain(bench, store) == ["a", "b"]
+
+
+def test_jobs_of_a_boot_that_never_knew_the_time_age_with_this_one(bench, store):
+    bench.reboot(wall=1000)
+    early = bench.open()
+    put(bench, early, "a", expires_s=600)
+    put(bench, early, "b", expires_s=6000)
+    bench.reboot(wall=WALL)
+    store = bench.open()
+    bench.clock.sleep(590)
+    assert [lease.entry.id for lease in [take(bench, store)]] == ["a"]
+    bench.clock.sleep(6000)
+    assert take(bench, store) is None and bench.log.said("expired")
+
+
+def test_a_job_queued_after_a_step_that_nobody_noticed_expires_in_time(bench, store):
+    bench.clock.step(86400)
+    put(bench, store, "a", expires_s=600)
+    bench.clock.sleep(3600)  # no safety scan in between
+    assert take(bench, store) is None and bench.log.said("expired")
 
 
 # --- claim and charge (P4) ---------------------------------------------------------------------------------------------------

@@ -178,7 +178,7 @@ def test_without_a_language_nothing_breaks(console, poor):
 @pytest.mark.parametrize("words", [
     ["ls"], ["status"], ["status", "-v"], ["log"], ["top"], ["--help"], ["ls", "--help"], ["enqueue", "t"], ["check"]])
 def test_a_closed_stdout_is_a_quiet_no(console, words):
-    """B59. `enqueue` did queue the job, and says that it could not tell its id."""
+    """B59. `enqueue` queues nothing that it could not tell the id of; see below."""
     console.handler("good", ":")
     console.ok("enqueue", "good")
     console.ok("work", "--once")
@@ -186,6 +186,16 @@ def test_a_closed_stdout_is_a_quiet_no(console, words):
     done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *console.argv(*words)], env=console.env(), capture_output=True, timeout=60)
     assert done.returncode != 0
     assert b"Traceback" not in done.stderr and b"bug:" not in done.stderr and done.stderr.count(b"\n") <= 1
+
+
+@pytest.mark.parametrize("words, input", [(["enqueue", "t"], b""), (["enqueue", "--batch"], b'{"type":"t"}\n{"type":"t"}\n')])
+def test_an_id_that_cannot_be_told_is_said_on_stderr(console, words, input):
+    for how, said, n in ((">&-", b"stdout: is closed: the id could not be told, nothing was queued\n", 0),
+                         (">/dev/full", b"was queued, but its id could not be printed\n", input.count(b"\n") or 1)):
+        done = subprocess.run(["sh", "-c", '"$@" ' + how, "sh", *console.argv(*words)], env=console.env(), input=input,
+                              capture_output=True, timeout=60)
+        assert done.returncode == 74 and done.stderr.endswith(said) and done.stderr.count(b"\n") == 1, done
+        assert len(console.names("incoming")) == n
 
 
 @pytest.mark.parametrize("words", [["ls"], ["ls", "done"], ["log"], ["show", "big"]])

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -72,6 +73,26 @@ def test_handlers_that_cannot_be_started(make_any):
         assert re.search("empty|exec|ermission|No such|not executable|directory|folder|handler|format", why.out), why
     assert bench.ids_in("dlq", "failed") == set()
     assert bench.status()[1]["held"] == "7"
+
+
+@pytest.mark.parametrize("new", (b"", b"\x7fELF" * 300_000), ids=("cut", "other"))
+def test_the_program_may_be_replaced_under_its_workers(make_any, new):
+    """B12: an update takes the zipapp away; what comes later is done all the same, by a second worker that is elected later too."""
+    bench = make_any(SAFETY_SCAN_S=0.3, DLQ_KEEP=1)
+    bench.handler("ok", "exit 0")
+    bench.handler("bad", "exit 65")
+    whole, bench.pyz = bench.pyz, Path(shutil.copy(bench.pyz, bench.root / "edgeq.pyz"))
+    first, second = bench.worker().wait_asleep(), bench.worker().wait_asleep()
+    bench.pyz.write_bytes(new)
+    bench.pyz = whole
+    assert first.stop() == 0
+    ids = [bench.edgeq("enqueue", "bad", by="wrapper").out.strip() for _ in range(3)]
+    (bench.q / "incoming" / "by hand").write_text('{"type":"ok","id":"dropped"}\n')
+    (bench.q / "incoming" / "torn").write_text('{"type"')
+    bench.accepted.append(bench.edgeq("enqueue", "ok", "--key", "k", by="wrapper").out.strip())
+    bench.wait_done("dropped", *bench.accepted)
+    wait_for(lambda: bench.ids_in("dlq") == {ids[-1]} and "torn" in bench.names("corrupt"), lambda: second.log, 30)
+    assert second.stop() == 0, second.log
 
 
 # --- signals, groups ---------------------------------------------------------------------------------------------------

@@ -424,6 +424,28 @@ def test_a_chatty_job_does_not_fill_the_spool(make_any):
     assert record["last_error"].startswith("exit 65") and len(record["last_error"]) < 4200
 
 
+def test_the_configured_folders_may_be_links(make_any, tmp_path):
+    """B43: /var/lib/edgeq is a link to the data partition. What the wrapper accepts there, the worker runs."""
+    bench = make_any()
+    bench.handler("ok", "exit 0")
+    for path in (bench.spool, bench.run_dir, bench.q, bench.r):
+        real = tmp_path / "data" / path.relative_to(bench.root)
+        real = real.with_name(real.name + ".real")
+        real.mkdir(parents=True)
+        path.symlink_to(real)
+    bench.enqueue("ok", by="wrapper")
+    bench.enqueue("ok")
+    assert bench.edgeq("work", "--preflight").code == 0 and bench.once().code == 0
+    assert bench.ids_in("done") == set(bench.accepted)
+    worker = bench.worker().wait_asleep()
+    bench.wait_done(bench.enqueue("ok", "--key", "k", by="wrapper"))
+    assert worker.stop() == 0
+    (bench.q / "failed").exists() and (bench.q / "failed").rmdir()
+    (bench.q / "failed").symlink_to(tmp_path)
+    assert bench.once().code == (74 if bench.store == "spool" else 0)  # what lies in them may be no link
+    (bench.q / "failed").unlink()
+
+
 def test_temp_files_lie_beside_their_target(make_bench):
     """B74: TMPDIR on another file system changes nothing; a folder of the spool on a mount of its own is refused at the start."""
     bench = make_bench()

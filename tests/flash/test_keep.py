@@ -73,6 +73,27 @@ def test_by_age_only_while_the_clock_is_trusted(make_store, folder):
 
 
 @pytest.mark.parametrize("folder", sorted(FOLDER))
+def test_what_a_wrong_clock_dated_ages_with_this_boot(make_store, folder):
+    """P8: a step of the clock purges nothing. The board began in 1970, this boot or the last one."""
+    board, store = make_store(KEEP_DAYS=1)
+    fill(board, folder, 1)
+    os.utime(board.spool / folder / "f000.json", (1000, 1000))
+    assert store.prune(board.now) == 0
+    board.clock.sleep(DAY_S)
+    assert store.prune(board.now) == 1
+
+
+def test_a_step_of_the_clock_purges_no_letter(make_store):
+    board, store = make_store(KEEP_DAYS=1)
+    store.prune(board.now)
+    fill(board, DLQ, 1)
+    board.clock.step(30 * DAY_S)
+    assert store.prune(board.now) == 0
+    board.clock.sleep(DAY_S)
+    assert store.prune(board.now) == 1
+
+
+@pytest.mark.parametrize("folder", sorted(FOLDER))
 def test_a_pass_is_bounded_and_a_lowered_limit_reaches_old_files(make_store, folder):
     board, store = make_store(**{FOLDER[folder]: 1000, FOLDER[folder] + "_KB": 1000})
     fill(board, folder, 2 * PER_PASS + 10)

@@ -139,6 +139,12 @@ def test_there_is_no_second_guard(board):
     assert board.guards() + board.workers() == before
 
 
+def test_an_option_that_the_guard_does_not_have_is_64(board):
+    for word in ("--nonsense", "-x", "--timeout=1"):
+        result = board.sh("edgeq guard %s" % word)
+        assert result.code == 64 and word in result.err and result.err.count("\n") == 1, result
+
+
 def test_a_killed_guard_is_replaced_and_its_worker_too(board):
     (guard,), (worker,) = board.guards(), board.workers()
     board.sh("kill -KILL %d" % guard)

@@ -4,10 +4,11 @@ import json
 import os
 import re
 import subprocess
+import time
 
 import pytest
 
-from tests.shell.board import WRAPPER, journal_line, tool
+from tests.shell.board import WRAPPER, journal_line, tool, uptime
 
 NAME = re.compile(r"(\d)\.(\d{16})\.(\d+a?)\.0\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.json")
 
@@ -441,6 +442,20 @@ def test_a_board_without_a_clock_counts_from_1970(board, tmp_path):
     assert '"created_at":0,"available_at":6,' in text
 
 
+def test_who_seeds_seq_notes_the_clocks(board, tmp_path):
+    """P8: what is queued before the network tells the time, and before a worker is up, must not expire by that step."""
+    (tmp_path / "clock").write_text("-3600\n")
+    env = {"EDGEQ_TEST_CLOCK": str(tmp_path / "clock")}
+    board.enqueue("t", "--expires", "600", env=env)
+    offset, newest = (board.r / "clock").read_text().split()
+    assert (board.r / "clock").stat().st_mode & 0o777 == 0o644  # the worker may be another user
+    assert abs(time.time() - 3600 - uptime() - int(offset)) <= 2 and newest == "0"
+    (tmp_path / "clock").write_text("0\n")
+    (board.r / "seq").write_bytes(b"")  # seeded once more: the first look stands
+    board.enqueue("t", env=env)
+    assert (board.r / "clock").read_text() == "%s %s\n" % (offset, newest)
+
+
 @pytest.mark.parametrize("prio", [2, 7, 9])
 @pytest.mark.parametrize("where", ["incoming", "processing", "failed", "dlq", "segment", "line", "torn line"])
 def test_after_a_reboot_seq_is_seeded_from_the_spool(board, where, prio):
@@ -466,6 +481,17 @@ def test_after_a_reboot_seq_is_seeded_from_the_spool(board, where, prio):
     id = board.enqueue("t")
     assert id.startswith("%d-" % (want + 1))
     assert (board.r / "seq").read_text() == "%d\n" % (want + 1)
+
+
+def test_a_given_id_that_looks_generated_seeds_nothing(board):
+    """A dead letter called 2046072010150012-00000007 by a device is no job of the year 2034: SEQ would be ahead of every clock."""
+    born = '{"id":"%s","type":"t","created_at":%d,"priority":5,"payload":{"created_at":%d}}\n'
+    for id, created_at in (("2046072010150012-00000007", 1752999990), ("2046072010150011-sensor-7", 2046072010),
+                           ("1800000000000005-0123abcd", 1800000000), ("1800000000000004-0123abcd", 1800000000)):
+        (board.q / "dlq" / (id + ".json")).write_text(born % (id, created_at, int(id[:10])))
+    clock = board.root / "clock"
+    clock.write_text("-99999999999\n")
+    assert board.enqueue("t", env={"EDGEQ_TEST_CLOCK": str(clock)}).startswith("1800000000000006-")
 
 
 def test_a_damaged_seq_file_is_seeded_anew(board):

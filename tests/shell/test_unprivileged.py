@@ -45,6 +45,29 @@ def test_a_member_may_enqueue_under_any_umask(live, umask):
     wait_for(lambda: live.ran() == ["j1"], "the job runs")
 
 
+def test_a_worker_of_a_user_outside_the_group_runs_the_jobs_of_all(tmp_path, device_bin):
+    """P1: what it cannot read it would set aside as corrupt, every accepted job. root gives it the group; else it leaves."""
+    board = Board(tmp_path / "live", device_bin)
+    board.write("etc/passwd", (board.root / "etc/passwd").read_text() + PASSWD)
+    board.write("etc/group", "root:x:0:\nedgeq:x:871:ann,bob\nann:x:1001:\nbob:x:1002:\neve:x:1003:\n")
+    board.write("etc/edgeq/handlers/yes", "#!/bin/sh\nexit 0\n", 0o755)
+    board.configure(SAFETY_SCAN_S=1, USER="eve", SYNC_JOBS=1)
+    board.boot()
+    try:
+        board.await_worker()
+        assert board.sh("edgeq enqueue yes --id roots").code == 0
+        assert by(board, "ann", "edgeq enqueue yes --id anns").code == 0
+        result = board.sh("edgeq wait roots anns --timeout 30")
+        assert result.code == 0, (result, board.log())
+        board.s85("stop")
+        assert by(board, "ann", "edgeq enqueue yes --id later").code == 0
+        result = by(board, "eve", "edgeq work --once")
+        assert result.code == 77 and "group 871" in result.err and result.err.count("\n") == 1, result
+        assert job_file(board, "later").startswith(INCOMING)
+    finally:
+        board.power_off()
+
+
 def test_who_is_not_in_the_group_gets_a_clear_no(live):
     result = by(live, "eve", "edgeq enqueue ok")
     assert result.code == 77 and result.out == "" and "not permitted" in result.err and result.err.count("\n") == 1, result

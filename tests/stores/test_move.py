@@ -120,8 +120,8 @@ class Road:
         assert self.describe(target) == self.expected
         assert source.counts(self.board.now).done == 1 and target.counts(self.board.now).done == 1
         if source.home != target.home:
-            left = {id for id in self.describe(source) if id != "done"}
-            assert left == set() and describe_rest(source, self.board.now) == []
+            assert {id for id in self.describe(source) if id != "done"} == set()
+        assert describe_rest(source, target, self.board.now) == []
         assert list(target.entries(PROCESSING)) == [] and target.check(self.board.now) == []
         self.leave()
 
@@ -267,6 +267,9 @@ def test_the_verb(tmp_path):
     assert (code, out) == (0, "moved 1 jobs and 0 completions to %s\n" % url)
     board.conf.write_text(board.conf.read_text() + "STORE=%s\n" % url)
     assert edgeq(board, "ls")[1].startswith("a t ready")
+    home = "spool:%s/spool" % tmp_path
+    code, out, err = edgeq(board, "move", "--to", home)  # beside each other, and nothing is left behind
+    assert (code, out, err.count("\n")) == (0, "moved 1 jobs and 0 completions to %s\n" % home, 1), err
 
 
 def make(path):

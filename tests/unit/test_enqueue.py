@@ -52,7 +52,7 @@ def test_a_batch_is_a_line_a_job_and_blank_lines_are_none():
 
 
 @pytest.mark.parametrize("line",
-                         (b"x", b"[]", b'{"type":"a"', b'{"type":"a","priority":11}',
+                         (b"x", b"[]", b'{"type":"a"', b'{"type":"a","priority":11}', b'{"type":"a","latest":true}',
                           b'{"type":"a","payload":%s}' % (b"[" * 65 + b"]" * 65)))
 def test_a_bad_line_of_a_batch_is_named(line):
     with pytest.raises(BadJob, match="line 3"):

@@ -1,5 +1,6 @@
 """The done journal: bounded, checksummed, shared by processes."""
 
+from binascii import crc32
 from threading import Thread
 
 import pytest
@@ -120,6 +121,16 @@ def test_only_the_old_ones_are_surplus_and_never_the_newest(make):
         journal.delete(name)
         gone += 1
     assert gone > 3 and journal.find("j299") and journal.find("j0") is None and journal.done_count() == 300
+
+
+def test_a_line_of_a_newer_format_says_that_its_id_is_done(make, tmp_path):
+    """B93: whatever else it says, and however it says it: the wrapper believes it too."""
+    body = b"new later x %s 1r mail fast - more " % (b"9" * 5000)
+    (tmp_path / "0000000000000500.70.v2.log").write_bytes(body + b"%08x\n" % crc32(body) + b"\n" * 4096)
+    journal = make()
+    assert (journal.find("new").n, journal.find("other"), journal.highest_seq(), journal.done_count()) == (0, None, 500, 70)
+    journal.append([line("a", 600)], 600)
+    assert journal.find("a").n == 71 and journal.find("new").id == "new"
 
 
 def test_a_segment_of_a_newer_format_is_read_for_order_and_never_changed(make, tmp_path):

@@ -32,6 +32,17 @@ def test_tokens_never_repeat_and_are_words_of_a_name(leases):
     assert len(tokens) == 1000 and all(token.startswith("0badcafe-%d-%d-" % (leases.pid, leases.start)) for token in tokens)
 
 
+@pytest.mark.parametrize("verb", ("create", "write"))
+def test_a_full_run_is_named_and_nothing_is_left_there(leases, monkeypatch, verb):
+    """Each try to claim while /run is full would leave an empty lease, until the worker ends."""
+    def full(fd, data):
+        raise OSError(28, "No space left on device")
+    monkeypatch.setattr("posix.write", full)
+    with pytest.raises(OSError) as raised:
+        getattr(leases, verb)("t", 12.5, 3.25)
+    assert raised.value.filename.startswith(leases.folder) and os.listdir(leases.folder) == []
+
+
 def test_what_is_written_is_read_back(leases):
     leases.create("t", 12.5, 3.25)
     leases.write("t", 20.5, 3.25, (77, 88))

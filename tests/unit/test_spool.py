@@ -2,6 +2,7 @@
 
 import os
 import socket
+from binascii import crc32
 
 import pytest
 
@@ -92,6 +93,18 @@ def test_job_files_are_0640_whatever_the_umask(board, store):
     assert (board.spool / INCOMING / board.ls(INCOMING)[0]).stat().st_mode & 0o777 == 0o640
 
 
+def test_a_journal_of_a_newer_format_is_no_finding(board, store):
+    body = b"new - - - 1r mail - - "
+    newer = board.spool / "done" / "1799999999999999.70.v2.log"
+    newer.write_bytes((body + b"%08x\n" % crc32(body)) * 2 + b"\n" * 4096)
+    before, store = newer.read_bytes(), board.open()
+    assert store.check(board.now) == []
+    put(board, store, "new")
+    assert put(board, store, "b") == "b" and drain(board, store) == ["b"]
+    store.purge([DONE], board.now)  # as `move` does when all was carried, which such a line cannot be
+    assert newer.read_bytes() == before and len(board.ls(DONE)) == 2
+
+
 def test_a_newer_format_is_left_alone_and_counted(board, store):
     name = "5.1800000000000000.0.0.mail.a.v2.json"
     (board.spool / INCOMING / name).write_bytes(b"not for us")
@@ -157,6 +170,15 @@ def test_a_dropped_file_keeps_its_wishes(board, store):
     (board.spool / INCOMING / "x").write_bytes(b'{"type":"mail","id":"a","priority":2,"available_at":1800000050}\n')
     look(board, store, 1)
     assert board.ls(INCOMING) == ["2.1800000000000000.1800000050a.0.mail.a.json"]
+
+
+def test_a_dropped_file_counts_as_ready_before_a_worker_looks(board, store):
+    """As the wrapper counts it: `mv dlq/ID.json incoming/` with no worker up is a job that waits."""
+    put(board, store, "a")
+    (board.spool / "incoming" / "by hand").write_text('{"type":"mail"}\n')
+    (board.spool / "incoming" / "x.v2.json").write_text('{"type":"mail"}\n')
+    (board.spool / "failed" / "stranger").write_text('{"type":"mail"}\n')
+    assert store.counts(board.now).ready == 2
 
 
 def test_a_file_still_being_written_is_waited_for(board, store):
@@ -362,6 +384,25 @@ def test_check_names_doubles_and_repair_keeps_the_higher_rank(board, store):
     assert store.check(board.now) == [] and board.ls(DLQ) == ["a.json"] and board.ls(INCOMING) == []
 
 
+@pytest.mark.parametrize("move", [
+    lambda store, lease, now: store.retry(lease, 5, "exit 1", now),
+    lambda store, lease, now: store.hold(lease, "paused", False, now)], ids=("retry", "hold"))
+def test_repair_on_a_running_spool_drops_no_job_that_moves_meanwhile(board, store, move):
+    """Met in incoming/, in processing/ and in failed/ (or in incoming/ again): it was one file all the time."""
+    leases = []
+
+    class Meanwhile(FaultyDisk):
+        def names(self, folder):
+            if folder.endswith("/processing") and not leases:
+                leases.append(take(board, store))
+            elif folder.endswith("/failed") and len(leases) == 1:
+                leases.append(move(store, leases[0], board.now))
+            return FaultyDisk.names(self, folder)
+    put(board, store, "a")
+    assert board.open(Meanwhile(), start=False).check(board.now, repair=True) == []
+    assert len(leases) == 2 and len(board.ls(INCOMING) + board.ls(FAILED)) == 1 and store.check(board.now) == []
+
+
 def test_repair_sets_aside_what_cannot_be_read_and_makes_missing_folders(board, store):
     (board.spool / FAILED / "what").write_bytes(b"x")
     (board.spool / DLQ / "a.json").write_bytes(b"torn")
@@ -481,6 +522,18 @@ def test_a_lost_or_garbled_seq_is_seeded_again(board, store, garble):
     lease = take(board, store)
     store.give_back(lease, "stopped", board.now)
     assert drain(board, store) == ["a", "b"]
+
+
+def test_a_given_id_that_looks_generated_seeds_nothing(board, store):
+    """As the wrapper (tests/shell/test_enqueue.py): a dead letter that a device called so is no job of the year 2034."""
+    for id in ("2046072010150012-00000007", "2046072010150013-sensor-7", "2046072010150013-x"):
+        put(board, store, id)
+        store.bury(take(board, store), "exit 65", board.now)
+    generated = put(board, store)
+    store.bury(take(board, store), "exit 65", board.now)
+    assert store.highest_seq() == int(generated[:16])
+    (board.spool / "dlq" / "2046072010150014-0123abcd.json").write_text("torn")  # nobody can say: the safe side
+    assert store.highest_seq() == 2046072010150014
 
 
 def test_enqueue_works_without_a_run_folder(board, store):
