@@ -7,14 +7,14 @@ pauses lie there too (store/local.py). Leases and heartbeats are in RAM.
 What a power cut leaves at each step, and the line that repairs it:
 
     enqueue    one safe transaction: the row, or nothing
-    adopt      safe rows, then the files go: one that came back is dropped by its id (store/dropbox.py)
+    adopt      safe rows, then the files go: one that came back is dropped by its id (tables/dropbox.py)
     claim      not flushed, so it may be undone: the job waits, uncharged, which P4 allows; a suspect's claim is safe
     done       one transaction, row to completion, safe with the batch: before that claimed by a dead boot, runs again (P9).
                A process that dies in between loses nothing
     retry      one transaction, safe with the batch; before that still claimed, the try charged: reaped
     bury, kick, cancel, drop    one safe transaction: before or after, never between
 
-Errors: as of store/database.py. LeaseLost: somebody else holds the claim. StoreDown: a flush failed; `reopen` first.
+Errors: as of tables/database.py. LeaseLost: somebody else holds the claim. StoreDown: a flush failed; `reopen` first.
 Does not promise to save jobs out of a malformed file: it is set aside whole, for a person.
 """
 
@@ -26,10 +26,10 @@ from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, Entry, L
 from edgeq.record import LAST_INSTANT
 from edgeq.store import bounds
 from edgeq.store.base import ALREADY_DEAD, ALREADY_DONE, ALREADY_QUEUED, QUEUED, Counts, Gauges, Receipt
-from edgeq.store.dropbox import find_file, take_in
+from edgeq.store.tables.dropbox import find_file, take_in
 from edgeq.store.journal import ReadLine, escape_note
 from edgeq.store.local import MARK, READABLE_BYTES, LocalStore, poke
-from edgeq.store.rows import BY_ID, COLUMNS, ENTRY_COLUMNS, LATEST, NAME, STATES, entry_of, record_of
+from edgeq.store.tables.rows import BY_ID, COLUMNS, ENTRY_COLUMNS, LATEST, NAME, STATES, entry_of, record_of
 from edgeq.store.scan import ReadyView
 
 SHRINK_EVERY_S = 10
@@ -41,7 +41,7 @@ IS_DONE = "SELECT 1 FROM processed_jobs WHERE queue=? AND job_id=?"
 
 def open_backend(config, clock, log, disk=None):
     try:
-        from edgeq.store.database import Database
+        from edgeq.store.tables.database import Database
     except ImportError as error:
         raise BadConfig("store", config.store, "this Python has no sqlite3 (%s)" % error,
                         "use a Python with it, or STORE=spool:%s" % config.spool) from None
@@ -662,24 +662,24 @@ class Sqlite(LocalStore):
         self.db.change("INSERT OR REPLACE INTO queues(queue, seq, done_n) VALUES(?,?,?)",
                        (self.queue, self.seq.newest(), self._done_n()))
 
-    # --- now and then: upkeep.py ------------------------------------------------------------------------------
+    # --- now and then: tables/upkeep.py -----------------------------------------------------------------------
 
     def prune(self, now):
         self._usable()
-        from edgeq.store import upkeep
+        from edgeq.store.tables import upkeep
         return upkeep.prune(self, now)
 
     def check(self, now, repair=False):
-        from edgeq.store import upkeep
+        from edgeq.store.tables import upkeep
         return upkeep.check(self, now, repair)
 
     def export(self):
-        from edgeq.store import upkeep
+        from edgeq.store.tables import upkeep
         return upkeep.export(self)
 
     def take_parcel(self, parcel, now):
         self._usable()
-        from edgeq.store import upkeep
+        from edgeq.store.tables import upkeep
         return upkeep.take_parcel(self, parcel, now)
 
     def seal(self, now):
@@ -690,7 +690,7 @@ class Sqlite(LocalStore):
 
     def let_go(self, parcels, now):
         self._usable()
-        from edgeq.store import upkeep
+        from edgeq.store.tables import upkeep
         upkeep.let_go(self, parcels)
 
     def let_go_done(self, now):

@@ -14,7 +14,7 @@ import pytest
 from edgeq import store as stores
 from edgeq.errors import BadConfig, Busy, StoreDown
 from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, Job
-from edgeq.store import database
+from edgeq.store.tables import database
 from edgeq.store.base import ALREADY_DONE, ALREADY_QUEUED, QUEUED
 from tests.harness import Board
 

@@ -10,7 +10,7 @@ from binascii import crc32
 from edgeq import record as records
 from edgeq.errors import BadJob, EACCES, EIO, ELOOP, ENXIO, EPERM
 from edgeq.job import INCOMING, Entry, format_version, parse_name
-from edgeq.store.rows import other_of
+from edgeq.store.tables.rows import other_of
 
 AT_ONCE = 256  # files that share a commit
 

@@ -5,8 +5,8 @@ from edgeq.job import DLQ, FAILED, INCOMING, format_version, is_word, parse_name
 from edgeq.store import bounds
 from edgeq.store.audit import check_claims, unreadable
 from edgeq.store.base import Parcel, is_above
-from edgeq.store.dropbox import take_in
-from edgeq.store.rows import BY_ID, COLUMNS, STATES, entry_of, other_of, text_of
+from edgeq.store.tables.dropbox import take_in
+from edgeq.store.tables.rows import BY_ID, COLUMNS, STATES, entry_of, other_of, text_of
 
 LINE_BYTES = 96  # what a completion counts against DONE_KEEP_KB
 PRUNE_AT_ONCE = 512
