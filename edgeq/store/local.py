@@ -260,9 +260,13 @@ class LocalStore:
             self.is_broken = True
             raise
 
+    def readable_bytes(self):
+        """The largest payload that is read back: what was accepted stays readable when MAX_PAYLOAD_KB is lowered later."""
+        return max(4 * self.config.max_payload_bytes, READABLE_BYTES)
+
     def _record_of(self, fd, status, payload_limit=0):
-        """The Record in an open file, or BadJob. What was accepted stays readable when MAX_PAYLOAD_KB is lowered later."""
-        payload_limit = payload_limit or max(4 * self.config.max_payload_bytes, READABLE_BYTES)
+        """The Record in an open file, or BadJob."""
+        payload_limit = payload_limit or self.readable_bytes()
         limit = payload_limit + records.RECORD_OVERHEAD
         if not seam.is_file(status):
             raise BadJob("read", "file", "not a regular file with one name")

@@ -30,7 +30,7 @@ from edgeq.store.fleet.recover import Recover
 from edgeq.store.fleet.settle import Settle
 from edgeq.store.fleet.tend import Tend
 from edgeq.store.fleet.views import Views
-from edgeq.store.local import MARK, READABLE_BYTES, LocalStore, poke
+from edgeq.store.local import MARK, LocalStore, poke
 
 DOWN_MAX_S = 8
 REAP_GAP_S = 1  # between two looks for leases that ran out
@@ -224,7 +224,7 @@ class Redis(Doze, Settle, Recover, Tend, Views, LocalStore):
     def _take_stranger(self, key, element, now):
         """What somebody pushed by hand becomes a job in its place, or is set aside (P6)."""
         try:
-            job = job_of(element, max(4 * self.config.max_payload_bytes, READABLE_BYTES))
+            job = job_of(element, self.readable_bytes())
         except BadJob as error:
             if self.run_script("SET_ASIDE", key, element, error.why.encode("ascii", "backslashreplace")[:200]):
                 self.set_aside_n += 1

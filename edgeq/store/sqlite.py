@@ -22,21 +22,22 @@ import posix
 
 from edgeq import disk as seam
 from edgeq.errors import BadConfig, BadJob, Busy, Duplicate, EdgeqError, LeaseLost, NotFound, StoreDown, NO_ROOM
-from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, Entry, Lease, format_version, parse_name, safe_name
+from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, Entry, Lease, format_version, parse_name
 from edgeq.record import LAST_INSTANT
 from edgeq.store import bounds
-from edgeq.store.base import ALREADY_DEAD, ALREADY_DONE, ALREADY_QUEUED, QUEUED, Counts, Gauges, Receipt
+from edgeq.store.base import ALREADY_QUEUED, QUEUED, Counts, Gauges, Receipt
+from edgeq.store.tables.done import add_line, done_count, done_lines, drop_lines, find_line, is_done, keep_count
 from edgeq.store.tables.dropbox import find_file, take_in
+from edgeq.store.tables.jobs import delete, drop_done, find_row, insert, read_row, set_row_aside, standing
 from edgeq.store.journal import ReadLine, escape_note
-from edgeq.store.local import MARK, READABLE_BYTES, LocalStore, poke
-from edgeq.store.tables.rows import BY_ID, COLUMNS, ENTRY_COLUMNS, LATEST, NAME, STATES, entry_of, record_of
+from edgeq.store.local import MARK, LocalStore, poke
+from edgeq.store.tables.rows import BY_ID, COLUMNS, ENTRY_COLUMNS, LATEST, NAME, STATES, entry_of
 from edgeq.store.scan import ReadyView
 
 SHRINK_EVERY_S = 10
 KEY_WAIT_S = 0.5  # how often a job looks whether the one with its key still runs
 
 HELD = BY_ID + " AND status='processing' AND worker_id=?"
-IS_DONE = "SELECT 1 FROM processed_jobs WHERE queue=? AND job_id=?"
 
 
 def open_backend(config, clock, log, disk=None):
@@ -193,7 +194,7 @@ class Sqlite(LocalStore):
         given, superseded = [job.id for job in jobs], []
         try:
             with self.db.write(False):
-                words = [self._standing(job.id) or self._add_wish(job, now, superseded) for job in jobs]
+                words = [standing(self, job.id) or self._add_wish(job, now, superseded) for job in jobs]
             if is_safe or superseded or set(words) != {QUEUED}:  # what is called queued may be another's unflushed row
                 self._sync()
         except (OSError, EdgeqError) as error:
@@ -234,15 +235,6 @@ class Sqlite(LocalStore):
         self.count_gone(0, 1)
         self.log.warning("superseded", id=entry.id, type=entry.type, by=by)
 
-    def _standing(self, id):
-        """What a second enqueue of `id` is told; None when the id is free. Inside a transaction."""
-        if id is None:
-            return None
-        row = self.db.one("SELECT status FROM jobs" + BY_ID, (self.queue, id))
-        if row is None:
-            return ALREADY_DONE if self._is_done(id) else None
-        return ALREADY_DEAD if row[0] == DLQ else ALREADY_QUEUED
-
     def _add_job(self, job, now):
         seq = self.seq.issue(now)
         if job.id is None:
@@ -251,18 +243,8 @@ class Sqlite(LocalStore):
         if job.at is None and job.delay_s:
             due = min(-(-seq // 1_000_000) + int(job.delay_s), LAST_INSTANT)
         entry = Entry(INCOMING, job.priority, seq, due, job.at is not None and due > 0, 0, False, job.type, job.id)
-        self._insert(entry, job, job.payload, seq // 1_000_000, LATEST if job.latest else None, "", int(now.wall))
+        insert(self, entry, job, job.payload, seq // 1_000_000, LATEST if job.latest else None, "", int(now.wall))
         return QUEUED
-
-    def _insert(self, entry, wishes, payload, created_at, other, last_error, changed_at):
-        """A new row. wishes: a Job or Record with what was asked for."""
-        self.db.change(
-            "INSERT INTO jobs(queue, id, status, priority, seq, available_at, is_at, attempts, again, type, payload, max_attempts,"
-            ' timeout_s, expires_s, "key", other, created_at, updated_at, last_error)'
-            " VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-            (self.queue, entry.id, entry.state, entry.priority, entry.seq, entry.due, entry.is_at, entry.attempts, entry.again,
-             entry.type, payload.decode(), wishes.max_attempts, wishes.timeout_s, wishes.expires_s, wishes.key, other,
-             created_at, changed_at, last_error))
 
     # --- dropped files -----------------------------------------------------------------------------------
 
@@ -317,22 +299,19 @@ class Sqlite(LocalStore):
         if not row:
             return None  # claimed or cancelled by somebody else, or still a file
         try:
-            record = self._record(row)
+            record = read_row(self, row)
         except BadJob as error:
-            self._set_row_aside(row, error.why)
+            set_row_aside(self, row, error.why)
             return None
         if self._is_expired(entry, record, now):
             self._expire(entry)
             return None
         newer = record.key and self._successor(entry, record.key)
         if newer:
-            self._delete(entry.id, entry.state, is_safe=False)
+            delete(self, entry.id, entry.state, is_safe=False)
             self._tell_superseded(entry, newer)
             return None
         return self._take(entry, record, row[17], now, lease_s)
-
-    def _record(self, row):
-        return record_of(row, max(4 * self.config.max_payload_bytes, READABLE_BYTES))
 
     def _take(self, entry, record, last_error, now, lease_s):
         """One claim: lease, then the row, if it is still as we saw it. None when another worker was faster."""
@@ -348,7 +327,7 @@ class Sqlite(LocalStore):
         is_ours = False
         try:
             with self.db.write(False):
-                is_free = not self._is_done(entry.id) and not (record.key and self._runs(record.key))
+                is_free = not is_done(self, entry.id) and not (record.key and self._runs(record.key))
                 is_ours = is_free and self.db.change(
                     "UPDATE jobs SET status='processing', attempts=attempts+1, worker_id=?, leased_until=?, updated_at=?"
                     + BY_ID + " AND status=? AND seq=? AND attempts=?",
@@ -363,7 +342,7 @@ class Sqlite(LocalStore):
             self._mine.add(token)
             return lease
         self.leases.remove(token)
-        if not is_free and not self._drop_done(entry):
+        if not is_free and not drop_done(self, entry):
             self.view.held_back[entry.name] = now.boot + KEY_WAIT_S
             self.view.add_wait(entry.name, now.boot + KEY_WAIT_S)
         return None
@@ -379,38 +358,12 @@ class Sqlite(LocalStore):
                           (self.queue, key, entry.seq, LATEST))
         return row[0] if row else None
 
-    def _is_done(self, id):
-        return self.db.one(IS_DONE, (self.queue, id)) is not None
-
-    def _drop_done(self, entry):
-        """True when the id is done already; a row that somebody put there all the same goes. The log's order makes it safe."""
-        if not self._is_done(entry.id):
-            return False
-        if self._delete(entry.id, entry.state, is_safe=False):
-            self.dropped_n += 1
-            self.log.info("dropped", id=entry.id, because="the same id is in " + DONE)
-        return True
-
-    def _delete(self, id, state, is_safe=True):
-        with self.db.write(is_safe):
-            return self.db.change("DELETE FROM jobs" + BY_ID + " AND status=?", (self.queue, id, state))
-
     def _expire(self, entry):
-        if self._delete(entry.id, entry.state, is_safe=False):
+        if delete(self, entry.id, entry.state, is_safe=False):
             self.forget_error(entry.id)
             self.expired_n += 1
             self.count_gone(1, 0)
             self.log.warning("expired", id=entry.id, type=entry.type)
-
-    def _set_row_aside(self, row, why):
-        """A row that says no job: into corrupt/ as a file, then it goes (P6)."""
-        entry, name = entry_of(row), safe_name(str(row[8]) + ".row")
-        self.disk.publish(self.path(CORRUPT), name, repr(row).encode("utf-8", "backslashreplace") + b"\n")
-        self.disk.publish(self.path(CORRUPT), name + ".why", ("%s: %s\n" % (entry.state, why)).encode("ascii", "backslashreplace"),
-                          flush=False)
-        self._delete(entry.id, entry.state)
-        self.set_aside_n += 1
-        self.log.warning("set aside", file=name, why=why)
 
     # --- settle ------------------------------------------------------------------------------------------
 
@@ -431,8 +384,8 @@ class Sqlite(LocalStore):
 
         def finish():
             self._holding(lease, self.db.change("DELETE FROM jobs" + HELD, (self.queue, entry.id, lease.token)))
-            if not self._is_done(entry.id):
-                self._add_line(line, self._done_n() + 1)
+            if not is_done(self, entry.id):
+                add_line(self, line, done_count(self) + 1)
         self._settle(finish)
         self._forget(lease)
         self._forget_errors_of(entry)
@@ -527,11 +480,6 @@ class Sqlite(LocalStore):
             self.batch.clear()
         self._see_to_log(now)
 
-    def _add_line(self, line, n):
-        self.db.change("INSERT INTO processed_jobs(job_id, processed_at, queue, n, seq, attempts, type, ms, note)"
-                       " VALUES(?,?,?,?,?,?,?,?,?)",
-                       (line.id, line.done_at, self.queue, n, line.seq, line.attempts, line.type, line.ms, line.note))
-
     def _sync(self):
         try:
             self.db.sync()
@@ -582,15 +530,15 @@ class Sqlite(LocalStore):
         return self._read_taken(lease)
 
     def _read_taken(self, lease):
-        row = self.db.one("SELECT %s FROM jobs%s" % (COLUMNS, BY_ID), (self.queue, lease.entry.id))
+        row = find_row(self, lease.entry.id)
         try:
-            lease.record = self._record(row)
+            lease.record = read_row(self, row)
         except BadJob as error:
-            self._set_row_aside(row, error.why)
+            set_row_aside(self, row, error.why)
             self._forget(lease)
             return None
         lease.last_error = lease.last_error or row[17]
-        if self._drop_done(lease.entry):
+        if drop_done(self, lease.entry):
             self._forget(lease)
             return None
         return lease
@@ -599,7 +547,7 @@ class Sqlite(LocalStore):
         """Dead letters whose id is done: put there by hand, or carried from a spool that was cut."""
         for id, in self.db.read("SELECT id FROM jobs WHERE queue=? AND status='dlq' AND EXISTS(SELECT 1 FROM processed_jobs"
                                 " WHERE processed_jobs.queue=jobs.queue AND job_id=jobs.id)", (self.queue,)):
-            self._delete(id, DLQ)
+            delete(self, id, DLQ)
             self.log.info("dropped", id=id, because="the same id is in " + DONE)
 
     # --- the operator's verbs ------------------------------------------------------------------------------
@@ -608,15 +556,15 @@ class Sqlite(LocalStore):
         """A dead letter becomes a waiting job: tries restart, redelivered is set. Durable when it returns."""
         self._usable()
         with self.db.write(True):
-            row = self.db.one("SELECT %s FROM jobs%s" % (COLUMNS, BY_ID), (self.queue, id))
+            row = find_row(self, id)
             if row is None:
-                if self._is_done(id):
+                if is_done(self, id):
                     raise Duplicate("kick", id, "is done already")
                 raise NotFound("kick", id, "no such dead letter", "see 'edgeq ls dlq'")
             if row[0] != DLQ:
                 raise Duplicate("kick", id, "has a job in %s/" % row[0], "wait until it ends")
             try:
-                self._record(row)
+                read_row(self, row)
             except BadJob as error:
                 raise BadJob("kick", id, error.why, "see 'edgeq check --repair'") from None
             self.db.change("UPDATE jobs SET status='incoming', seq=?, available_at=0, is_at=0, attempts=0, again=1, updated_at=?"
@@ -633,7 +581,7 @@ class Sqlite(LocalStore):
         with self.db.write(True):
             row = self.db.one("SELECT status FROM jobs" + BY_ID, (self.queue, id))
             if row is None:
-                raise NotFound("cancel", id, "is done already" if self._is_done(id) else "no such job", "see 'edgeq ls'")
+                raise NotFound("cancel", id, "is done already" if is_done(self, id) else "no such job", "see 'edgeq ls'")
             if row[0] == PROCESSING:
                 raise Busy("cancel", id, "is running", "wait, or use --running")
             self.db.change("DELETE FROM jobs" + BY_ID, (self.queue, id))
@@ -649,18 +597,12 @@ class Sqlite(LocalStore):
         with self.db.write(True):
             for state in states:
                 if state == DONE:
-                    self._keep_count()
-                    gone += self.db.change("DELETE FROM processed_jobs WHERE queue=?", (self.queue,))
+                    gone += drop_lines(self)
                 elif state != CORRUPT:
                     gone += self.db.change("DELETE FROM jobs WHERE queue=? AND status=?", (self.queue, state))
         if CORRUPT in states:
             gone += bounds.purge_folder(self, CORRUPT) + len([self.db.drop_copy(name) for name in self.db.bad_copies()])
         return gone
-
-    def _keep_count(self):
-        """The count of completions and the highest SEQ outlive the rows."""
-        self.db.change("INSERT OR REPLACE INTO queues(queue, seq, done_n) VALUES(?,?,?)",
-                       (self.queue, self.seq.newest(), self._done_n()))
 
     # --- now and then: tables/upkeep.py -----------------------------------------------------------------------
 
@@ -686,7 +628,7 @@ class Sqlite(LocalStore):
         """What was taken in is safe, the highest SEQ too."""
         self._usable()
         with self.db.write(True):
-            self._keep_count()
+            keep_count(self)
 
     def let_go(self, parcels, now):
         self._usable()
@@ -697,8 +639,7 @@ class Sqlite(LocalStore):
         """Another store has all completions: the count and the highest SEQ stay."""
         self._usable()
         with self.db.write(True):
-            self._keep_count()
-            self.db.change("DELETE FROM processed_jobs WHERE queue=?", (self.queue,))
+            drop_lines(self)
 
     # --- views -----------------------------------------------------------------------------------------------
 
@@ -714,20 +655,17 @@ class Sqlite(LocalStore):
 
     def find(self, id):
         """(state, Entry or None, Record or None, Line or None) of an id; state None when nobody knows it."""
-        row = self.db.one("SELECT %s FROM jobs%s" % (COLUMNS, BY_ID), (self.queue, id))
+        row = find_row(self, id)
         if row is None:
-            line = self._line(id)
+            line = find_line(self, id)
             return (DONE, None, None, line) if line else find_file(self, id)
         entry = entry_of(row)
         try:
-            return entry.state, entry, self._record(row), None
+            return entry.state, entry, read_row(self, row), None
         except BadJob:
             return entry.state, entry, None, None
 
-    def _line(self, id):
-        row = self.db.one("SELECT job_id, n, seq, processed_at, attempts, type, ms, note FROM processed_jobs"
-                          " WHERE queue=? AND job_id=?", (self.queue, id))
-        return ReadLine(*row) if row else None
+    done_lines = done_lines
 
     def last_error(self, id):
         """Of this boot from RAM, of an earlier one from the row."""
@@ -737,25 +675,13 @@ class Sqlite(LocalStore):
             found = row[0] if row else ""
         return found
 
-    def done_lines(self):
-        """The completions, oldest first."""
-        for row in self.db.read("SELECT job_id, n, seq, processed_at, attempts, type, ms, note FROM processed_jobs"
-                                " WHERE queue=? ORDER BY n", (self.queue,)):
-            yield ReadLine(*row)
-
-    def _done_n(self):
-        """Completions since the queue was made."""
-        counts = [self.db.one("SELECT max(n) FROM processed_jobs WHERE queue=?", (self.queue,)),
-                  self.db.one("SELECT done_n FROM queues WHERE queue=?", (self.queue,))]
-        return max([row[0] or 0 for row in counts if row], default=0)
-
     def counts(self, now, may_run=None):
         """Counts of all states, from a fresh look."""
         view, counts = self.view, Counts()
         view.fill(now, may_run)
         counts.ready, counts.delayed, counts.failed, counts.newer = view.ready_n, view.delayed_n, view.failed_n, view.newer_n
         rows = dict(self.db.read("SELECT status, count(*) FROM jobs WHERE queue=? GROUP BY status", (self.queue,)))
-        counts.processing, counts.dead, counts.done = rows.get(PROCESSING, 0), rows.get(DLQ, 0), self._done_n()
+        counts.processing, counts.dead, counts.done = rows.get(PROCESSING, 0), rows.get(DLQ, 0), done_count(self)
         counts.corrupt = sum(1 for _ in self.corrupt()) + len(self.db.bad_copies())
         counts.oldest_at = self.oldest_at(now)
         return counts

@@ -10,6 +10,7 @@ from binascii import crc32
 from edgeq import record as records
 from edgeq.errors import BadJob, EACCES, EIO, ELOOP, ENXIO, EPERM
 from edgeq.job import INCOMING, Entry, format_version, parse_name
+from edgeq.store.tables.jobs import insert, standing
 from edgeq.store.tables.rows import other_of
 
 AT_ONCE = 256  # files that share a commit
@@ -71,13 +72,13 @@ def adopt_file(store, name, stamp, record, now):
         if due and not entry.is_at:
             due = min(due + (seq - entry.seq) // 1_000_000, records.LAST_INSTANT)
         entry = entry.moved(INCOMING, seq=seq, due=due)
-    standing = store._standing(entry.id)
-    if standing:
+    word = standing(store, entry.id)
+    if word:
         store.dropped_n += 1
-        store.log.info("dropped", id=entry.id, because=standing)
+        store.log.info("dropped", id=entry.id, because=word)
         return False
-    store._insert(entry, record, record.payload, record.created_at or entry.seq // 1_000_000, other_of(record), "",
-                  int(now.wall))
+    insert(store, entry, record, record.payload, record.created_at or entry.seq // 1_000_000, other_of(record), "",
+           int(now.wall))
     return True
 
 

@@ -5,7 +5,9 @@ from edgeq.job import DLQ, FAILED, INCOMING, format_version, is_word, parse_name
 from edgeq.store import bounds
 from edgeq.store.audit import check_claims, unreadable
 from edgeq.store.base import Parcel, is_above
+from edgeq.store.tables.done import add_line, done_count, is_done
 from edgeq.store.tables.dropbox import take_in
+from edgeq.store.tables.jobs import delete, find_row, insert, read_row, set_row_aside
 from edgeq.store.tables.rows import BY_ID, COLUMNS, STATES, entry_of, other_of, text_of
 
 LINE_BYTES = 96  # what a completion counts against DONE_KEEP_KB
@@ -109,11 +111,11 @@ def check_rows(store, found, repair):
         if why:
             found.append("job %s in %s cannot be read (%s): repair sets it aside" % (row[8], row[0], why))
             if repair:
-                store._set_row_aside(row, why)
-        elif store._is_done(row[8]):
+                set_row_aside(store, row, why)
+        elif is_done(store, row[8]):
             found.append("job %s is in %s and in done: repair drops the one in %s" % (row[8], row[0], row[0]))
             if repair:
-                store._delete(row[8], row[0])
+                delete(store, row[8], row[0])
 
 
 def why_bad(store, row):
@@ -122,7 +124,7 @@ def why_bad(store, row):
         entry = entry_of(row)
         if entry.state not in STATES:
             return "no such status"
-        store._record(row)
+        read_row(store, row)
         name = entry.moved(INCOMING).name
         return "" if is_word(entry.id) and parse_name(INCOMING, name) else "its columns make no name"
     except (BadJob, TypeError, ValueError) as error:
@@ -149,22 +151,22 @@ def export(store):
         yield Parcel(line=line)
     for state in (DLQ, FAILED, INCOMING):
         for id, in store.db.read("SELECT id FROM jobs WHERE queue=? AND status=? ORDER BY seq", (store.queue, state)):
-            row = store.db.one("SELECT %s FROM jobs%s" % (COLUMNS, BY_ID), (store.queue, id))
+            row = find_row(store, id)
             if row and not why_bad(store, row):
-                yield Parcel(entry_of(row), store._record(row), None, row[17])
+                yield Parcel(entry_of(row), read_row(store, row), None, row[17])
 
 
 def take_parcel(store, parcel, now):
     """Take one in; True when that changed anything. What ranks higher wins. Not safe before `seal`."""
     with store.db.write(False):
-        if store._is_done(parcel.id):
+        if is_done(store, parcel.id):
             return False
-        row = store.db.one("SELECT %s FROM jobs%s" % (COLUMNS, BY_ID), (store.queue, parcel.id))
+        row = find_row(store, parcel.id)
         if row and not is_above(parcel, entry_of(row)):
             return False
         store.db.change("DELETE FROM jobs" + BY_ID, (store.queue, parcel.id))
         if parcel.line:
-            store._add_line(parcel.line, max(parcel.line.n, store._done_n() + 1))
+            add_line(store, parcel.line, max(parcel.line.n, done_count(store) + 1))
         else:
             insert_parcel(store, parcel, now)
     return True
@@ -176,8 +178,8 @@ def insert_parcel(store, parcel, now):
     if entry.state == DLQ:
         last_error = text_of(record.raw.get("last_error", '""'))
         changed_at = int(record.raw.get("failed_at", "0"))
-    store._insert(entry, record, record.payload, record.created_at or entry.seq // 1_000_000, other_of(record), last_error,
-                  changed_at)
+    insert(store, entry, record, record.payload, record.created_at or entry.seq // 1_000_000, other_of(record), last_error,
+           changed_at)
 
 
 def let_go(store, parcels):
