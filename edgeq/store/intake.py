@@ -8,7 +8,6 @@ before it says "already queued". Generated ids contain their own SEQ and a piece
 import posix
 from posix import O_CLOEXEC
 
-from edgeq import disk as seam
 from edgeq import record as records
 from edgeq.errors import BadJob, Busy, CannotCreate, Duplicate, NotFound, StoreDown, EACCES, ELOOP, ENXIO, EPERM
 from edgeq.job import DEFAULT_PRIORITY, DLQ, DONE, FAILED, INCOMING, PROCESSING, Entry, format_version, parse_name
@@ -142,18 +141,10 @@ def find(spool, id):
 
 def _name_job(spool, job, now):
     """(name, bytes) of a new job's file; the id is generated where none was given."""
-    seq = spool.seq.issue(now)
-    if job.id is None:
-        job.id = "%016d-%s" % (seq, seam.make_uuid()[:8])
+    entry = spool.new_entry(job, now)
     if job.key is not None:
         keys.note(spool, job.key, job.id)
-    due = 0
-    if job.at is not None:
-        due = int(job.at)
-    elif job.delay_s:
-        due = min(-(-seq // 1_000_000) + int(job.delay_s), records.LAST_INSTANT)  # rounded up: never early
-    entry = Entry(INCOMING, job.priority, seq, due, job.at is not None and due > 0, 0, False, job.type, job.id)
-    return entry.name, records.encode(job, seq, due)
+    return entry.name, records.encode(job, entry.seq, entry.due)
 
 
 def _publish(spool, job, now, flush):

@@ -13,7 +13,7 @@ from posix import O_APPEND, O_CLOEXEC, O_CREAT, O_NOFOLLOW, O_NONBLOCK, O_RDWR, 
 from edgeq import disk as seam
 from edgeq import record as records
 from edgeq.errors import BadConfig, BadJob, Busy, StoreDown
-from edgeq.job import CORRUPT, DLQ, FAILED, FOLDERS, INCOMING, PROCESSING, is_word, parse_name, safe_name
+from edgeq.job import CORRUPT, DLQ, FAILED, FOLDERS, INCOMING, PROCESSING, Entry, Lease, is_word, parse_name, safe_name
 from edgeq.lease import Leases, is_alive
 from edgeq.store.ages import Ages
 from edgeq.store.pauses import Pauses
@@ -26,6 +26,7 @@ RUN_FOLDERS = ("leases", "wake", "keys", "ctl", "errors", "types", "workers", "c
 MARK = "running"
 GROUPS_BYTES = 1 << 18  # of /etc/group, at most
 READABLE_BYTES = 1 << 20  # a payload up to this size can always be read back
+KEY_WAIT_S = 0.5  # how often a job looks whether the one with its key still runs
 UNCHANGED_S = 2  # a file that cannot be read is set aside only when nobody has touched it for so long
 
 
@@ -146,21 +147,28 @@ class LocalStore:
         self.make_folders()
         self._alive.take()
         self.ages.look(self.clock.read())
-        self.suspect_seq = self._find_suspects()
-        seam.write_run(self.run + "/suspect", b"%d %s\n" % (self.suspect_seq, self.clock.boot_id.encode()))
+        self._note_suspects(self._find_suspects())
 
     def _find_suspects(self):
         """The SEQ up to which jobs are suspect in this boot; 0 after a clean stop."""
-        mark = self._mark()
-        try:
-            seq, boot_id = seam.read_text(self.run + "/suspect").split()
-            if boot_id == self.clock.boot_id:
-                return int(seq)
-        except (FileNotFoundError, ValueError):
-            pass
+        mark, known = self._mark(), self._known_suspects()
+        if known is not None:
+            return known
         if mark is None:
             return 0
         return self.seq.newest()  # of another boot; or of this one, but /run was emptied and nobody knows any more
+
+    def _known_suspects(self):
+        """What an earlier worker of this boot found, None when there was none."""
+        try:
+            seq, boot_id = seam.read_text(self.run + "/suspect").split()
+            return int(seq) if boot_id == self.clock.boot_id else None
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _note_suspects(self, seq):
+        self.suspect_seq = seq
+        seam.write_run(self.run + "/suspect", b"%d %s\n" % (seq, self.clock.boot_id.encode()))
 
     def _mark(self):
         """The boot id in the running mark, None without a mark."""
@@ -311,6 +319,94 @@ class LocalStore:
         own_s = max(entry.due - entry.seq / 1e6, 0)
         return min(max(entry.due - now.wall, 0), own_s) if is_trusted else own_s
 
+    # --- the walk, as far as it is the same in rows and in files ------------------------------------------
+
+    def new_entry(self, job, now):
+        """The Entry of a new job. Where no id was given it is made of the job's SEQ and a piece of the kernel's uuid."""
+        seq = self.seq.issue(now)
+        if job.id is None:
+            job.id = "%016d-%s" % (seq, seam.make_uuid()[:8])
+        due = 0
+        if job.at is not None:
+            due = int(job.at)
+        elif job.delay_s:
+            due = min(-(-seq // 1_000_000) + int(job.delay_s), records.LAST_INSTANT)  # rounded up: never early
+        return Entry(INCOMING, job.priority, seq, due, job.at is not None and due > 0, 0, False, job.type, job.id)
+
+    def next_due(self, now):
+        """The boot-clock instant at which the last look said something becomes ready, or None."""
+        return self.view.next_due
+
+    def _claim_first(self, now, may_run, lease_s, is_filled, exact=True):
+        """The first of the view that can be claimed; None when nothing ready may run. is_filled: the view was just filled."""
+        while True:
+            found = self.view.next(may_run)
+            if found is None:
+                if is_filled:
+                    return None
+                self.view.fill(now, may_run, exact)
+                is_filled = True
+                continue
+            lease = self._claim_name(now, found[0], found[1], lease_s)
+            if lease:
+                return lease
+
+    def _begin_claim(self, entry, record, now, lease_s):
+        """The Lease of a claim, its try charged. It is in RAM before anybody sees the claim: no claim without a lease."""
+        if not self.is_marked:
+            self._mark_running()
+        token = self.leases.make_token()
+        has_run, is_suspect = entry.again or entry.attempts > 0, entry.seq <= self.suspect_seq
+        lease = Lease(entry.moved(PROCESSING, attempts=entry.attempts + 1, token=token), record, now.boot, now.boot + lease_s,
+                      has_run or is_suspect, is_suspect, self.last_error(entry.id) if has_run else "")
+        lease.origin = entry
+        self.leases.create(token, lease.leased_until, now.boot)
+        return lease
+
+    def _begin_take_over(self, entry, holder, now, lease_s):
+        """The Lease of somebody else's stale claim; its record is not read yet. In RAM first, as above."""
+        lease = Lease(entry.moved(PROCESSING, token=self.leases.make_token(), again=True), None, now.boot, now.boot + lease_s,
+                      True, False, self.last_error(entry.id))
+        lease.handler = (holder.group, holder.group_start) if holder else (0, 0)
+        self.leases.create(lease.token, lease.leased_until, now.boot, lease.handler)
+        return lease
+
+    def _hold_back(self, entry, instant):
+        """A job with its key runs: not looked at before `instant`."""
+        self.view.held_back[entry.name] = instant
+        self.view.add_wait(entry.name, instant)
+
+    def _retried(self, entry, wait_s, now):
+        """Where a claim goes that gets another try after `wait_s`."""
+        return entry.moved(FAILED, due=-int(-(self.seq.seconds(now) + wait_s) // 1), is_at=False)  # rounded up
+
+    def _held(self, lease, ran):
+        """Where a claim goes that nothing is charged for. ran: the handler had started, so the next run is a repetition (P9)."""
+        origin = lease.origin or self._origin(lease.entry)
+        return origin.moved(origin.state, again=origin.again or ran)
+
+    @staticmethod
+    def _given_back(entry):
+        """Where a claim goes whose worker stops. Refunded only to a job that never ran: one that calls reboot runs out (P4)."""
+        attempts = entry.attempts if entry.again else entry.attempts - 1
+        return entry.moved(INCOMING, due=0, is_at=False, attempts=attempts, again=True)
+
+    @staticmethod
+    def _origin(entry):
+        """Where a claim that was taken over would have come from."""
+        return entry.moved(FAILED if entry.attempts > 1 else INCOMING, due=0, attempts=entry.attempts - 1, again=True)
+
+    def _forget(self, lease):
+        """The claim is settled, or not ours any more."""
+        self._mine.discard(lease.token)
+        self.leases.remove(lease.token)
+        if lease.entry.settling:
+            self._forget_errors_of(lease.entry)
+
+    def flush_due_at(self):
+        """At once after SYNC_JOBS settled claims, else SYNC_WINDOW_MS after the first; None when nothing waits for it."""
+        return self.batch.due_at(self.config.sync_window_ms, self.config.sync_jobs)
+
     def note_handler(self, lease):
         """The lease now says which process group runs the job, so that a reaper can end it."""
         self.leases.write(lease.token, lease.leased_until, lease.started_at, lease.handler)
@@ -331,11 +427,6 @@ class LocalStore:
             self.disk.unlink(path)
         except FileNotFoundError:
             pass
-
-    @staticmethod
-    def _origin(entry):
-        """Where a claim that was taken over would have come from."""
-        return entry.moved(FAILED if entry.attempts > 1 else INCOMING, due=0, attempts=entry.attempts - 1, again=True)
 
     def stale(self, now):
         """[(Entry, Holder or None)] of claims that nobody rightly holds: another boot's, a dead owner's, a late one's."""
@@ -429,6 +520,19 @@ class LocalStore:
             pass
 
     # --- what went although it was accepted (P1) --------------------------------------------------------
+
+    def tell_expired(self, entry):
+        """The waiting job is removed: its time is over."""
+        self.forget_error(entry.id)
+        self.expired_n += 1
+        self.count_gone(1, 0)
+        self.log.warning("expired", id=entry.id, type=entry.type)
+
+    def tell_superseded(self, id, type, by):
+        """The job `id` gave way to the job `by`."""
+        self.forget_error(id)
+        self.count_gone(0, 1)
+        self.log.warning("superseded", id=id, type=type, by=by)
 
     def count_gone(self, expired_n, superseded_n):
         """Add to `R/gone`. In place, under the lock on ids; RAM may be full: not worth a job."""

@@ -19,14 +19,12 @@ import posix
 from edgeq import disk as seam
 from edgeq import record as records
 from edgeq.errors import BadJob, EdgeqError, LeaseLost, EACCES, EIO, ELOOP, ENXIO, EPERM, NO_ROOM
-from edgeq.job import DLQ, DONE, CORRUPT, FAILED, INCOMING, PROCESSING, Entry, Lease, parse_name, format_version
+from edgeq.job import DLQ, DONE, CORRUPT, FAILED, INCOMING, PROCESSING, Entry, parse_name, format_version
 from edgeq.store import keys
 from edgeq.store.base import Counts, Gauges
 from edgeq.store.journal import Journal, Line
-from edgeq.store.local import MARK, LocalStore
+from edgeq.store.local import KEY_WAIT_S, MARK, LocalStore
 from edgeq.store.scan import ReadyView
-
-KEY_WAIT_S = 0.5  # how often a job looks whether the one with its key still runs
 
 
 def open_backend(config, clock, log, disk=None):
@@ -177,21 +175,7 @@ class Spool(LocalStore):
         is_filled = fresh or self._is_overtaken() or self.view.is_due(now)
         if is_filled:
             self.view.fill(now, may_run, exact=False)
-        while True:
-            found = self.view.next(may_run)
-            if found is None:
-                if is_filled:
-                    return None
-                self.view.fill(now, may_run, exact=False)
-                is_filled = True
-                continue
-            lease = self._claim_name(now, found[0], found[1], lease_s)
-            if lease:
-                return lease
-
-    def next_due(self, now):
-        """The boot-clock instant at which the last listing said something becomes ready, or None."""
-        return self.view.next_due
+        return self._claim_first(now, may_run, lease_s, is_filled, exact=False)
 
     def _claim_name(self, now, folder, name, lease_s):
         entry = parse_name(folder, name)
@@ -222,26 +206,17 @@ class Spool(LocalStore):
 
     def _take(self, entry, record, fd, now, lease_s):
         """One claim: lease, then rename. None when another worker was faster."""
-        if not self.is_marked:
-            self._mark_running()
-        token = self.leases.make_token()
-        claimed = entry.moved(PROCESSING, attempts=entry.attempts + 1, token=token)
-        is_suspect = entry.seq <= self.suspect_seq
-        lease = Lease(claimed, record, now.boot, now.boot + lease_s,
-                      entry.again or entry.attempts > 0 or is_suspect, is_suspect,
-                      self.last_error(entry.id) if entry.attempts or entry.again else "")
-        lease.origin = entry
-        self.leases.create(token, lease.leased_until, now.boot)  # before the rename: no claim without a lease
+        lease = self._begin_claim(entry, record, now, lease_s)
         try:
             # CRASH: unflushed, so a cut may undo it: the job waits again, uncharged, which P4 allows once (+ suspects).
-            self.disk.rename(self.path(entry.path), self.path(claimed.path))
+            self.disk.rename(self.path(entry.path), self.path(lease.entry.path))
         except OSError as error:
-            self.leases.remove(token)
+            self.leases.remove(lease.token)
             if error.errno == 2:
                 return None  # RACE: claimed or cancelled by somebody else
             raise
-        self._mine.add(token)
-        if is_suspect:
+        self._mine.add(lease.token)
+        if lease.is_suspect:
             try:
                 self._flush(fd)  # it may have taken the board down: the charge is durable before it runs again (P4)
             except OSError:
@@ -297,10 +272,7 @@ class Spool(LocalStore):
             self.disk.unlink(self.path(entry.path))
         except FileNotFoundError:
             return
-        self.forget_error(entry.id)
-        self.expired_n += 1
-        self.count_gone(1, 0)
-        self.log.warning("expired", id=entry.id, type=entry.type)
+        self.tell_expired(entry)
 
     # --- one key, one job that runs: keys.py -----------------------------------------------------------
 
@@ -314,10 +286,6 @@ class Spool(LocalStore):
             self._hold_back(entry, now.boot + KEY_WAIT_S)
             return True
         return False
-
-    def _hold_back(self, entry, instant):
-        self.view.held_back[entry.name] = instant
-        self.view.add_wait(entry.name, instant)
 
     # --- one id, one job ------------------------------------------------------------------------------
 
@@ -412,11 +380,11 @@ class Spool(LocalStore):
         newer = lease.record.key and keys.successor(self, lease.entry, lease.record.key)
         if newer:
             self.drop(lease, "superseded", now)
-            keys.tell(self, lease.entry, newer.id)
+            self.tell_superseded(lease.entry.id, lease.entry.type, newer.id)
             return
-        due = -int(-(self.seq.seconds(now) + wait_s) // 1)  # rounded up
+        waiting = self._retried(lease.entry, wait_s, now)
         self._save_error(lease.entry.id, why)
-        waiting = self._move_claim(lease, lease.entry.moved(FAILED, due=due, is_at=False))
+        self._move_claim(lease, waiting)
         self.view.add_wait(waiting.name, now.boot + wait_s)
         self.batch.add_move(FAILED, now)
 
@@ -455,21 +423,18 @@ class Spool(LocalStore):
         self.flush_folder(DLQ)
 
     def hold(self, lease, why, ran, now):
-        """Back as it was, nothing charged. ran: the handler had started (exit 69), so the next run is a repetition (P9)."""
+        """Back as it was, nothing charged. ran: the handler had started (exit 69)."""
         self._usable()
         if why:
             self._save_error(lease.entry.id, why)
-        origin = lease.origin or self._origin(lease.entry)
         # not flushed: a type that is offline for a week costs no flash; a cut here costs at most the try
-        self._put_back(lease, origin.moved(origin.state, again=origin.again or ran), now)
+        self._put_back(lease, self._held(lease, ran), now)
 
     def give_back(self, lease, why, now):
-        """Back because the worker stops. Refunded only to a name without `r`: a job that calls reboot runs out of tries (P4)."""
+        """Back because the worker stops."""
         self._usable()
-        entry = lease.entry
-        self._save_error(entry.id, why)
-        attempts = entry.attempts if entry.again else entry.attempts - 1
-        self._put_back(lease, entry.moved(INCOMING, due=0, is_at=False, attempts=attempts, again=True), now)
+        self._save_error(lease.entry.id, why)
+        self._put_back(lease, self._given_back(lease.entry), now)
         self.batch.add_move(INCOMING, now)
 
     def drop(self, lease, why, now):
@@ -479,10 +444,6 @@ class Spool(LocalStore):
         self._remove(self.path(entry.path))
         self.flush_folder(PROCESSING)
         self._forget(lease)
-
-    def flush_due_at(self):
-        """At once after SYNC_JOBS settled claims, else SYNC_WINDOW_MS after the first; None when nothing waits for it."""
-        return self.batch.due_at(self.config.sync_window_ms, self.config.sync_jobs)
 
     def flush(self, now):
         """The barrier: lines, one fdatasync, folders, then the settled claims go."""
@@ -546,29 +507,19 @@ class Spool(LocalStore):
         self._forget(lease)
         self.forget_error(lease.entry.id)
 
-    def _forget(self, lease):
-        self._mine.discard(lease.token)
-        self.leases.remove(lease.token)
-        if lease.entry.settling:
-            self._forget_errors_of(lease.entry)
-
     # --- reap -----------------------------------------------------------------------------------------
 
     def take_over(self, entry, holder, now, lease_s):
         """Own lease, one rename to our token, then we are its holder. None: lost the race, dropped, or set aside."""
-        token = self.leases.make_token()
-        group = (holder.group, holder.group_start) if holder else (0, 0)
-        self.leases.create(token, now.boot + lease_s, now.boot, group)
-        ours = entry.moved(PROCESSING, token=token, again=True)
+        lease = self._begin_take_over(entry, holder, now, lease_s)
+        ours = lease.entry
         try:
             self.disk.rename(self.path(entry.path), self.path(ours.path))
         except FileNotFoundError:
-            self.leases.remove(token)
+            self.leases.remove(lease.token)
             return None
-        self._mine.add(token)
+        self._mine.add(lease.token)
         self.leases.remove(entry.token)
-        lease = Lease(ours, None, now.boot, now.boot + lease_s, True, False, self.last_error(entry.id))
-        lease.handler = group
         try:
             fd = self.disk.open_read(self.path(ours.path))
             try:

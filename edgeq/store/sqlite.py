@@ -22,20 +22,18 @@ import posix
 
 from edgeq import disk as seam
 from edgeq.errors import BadConfig, BadJob, Busy, Duplicate, EdgeqError, LeaseLost, NotFound, StoreDown, NO_ROOM
-from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, Entry, Lease, format_version, parse_name
-from edgeq.record import LAST_INSTANT
+from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, format_version, parse_name
 from edgeq.store import bounds
 from edgeq.store.base import ALREADY_QUEUED, QUEUED, Counts, Gauges, Receipt
 from edgeq.store.tables.done import add_line, done_count, done_lines, drop_lines, find_line, is_done, keep_count
 from edgeq.store.tables.dropbox import find_file, take_in
 from edgeq.store.tables.jobs import delete, drop_done, find_row, insert, read_row, set_row_aside, standing
 from edgeq.store.journal import ReadLine, escape_note
-from edgeq.store.local import MARK, LocalStore, poke
+from edgeq.store.local import KEY_WAIT_S, MARK, LocalStore, poke
 from edgeq.store.tables.rows import BY_ID, COLUMNS, ENTRY_COLUMNS, LATEST, NAME, STATES, entry_of
 from edgeq.store.scan import ReadyView
 
 SHRINK_EVERY_S = 10
-KEY_WAIT_S = 0.5  # how often a job looks whether the one with its key still runs
 
 HELD = BY_ID + " AND status='processing' AND worker_id=?"
 
@@ -206,7 +204,7 @@ class Sqlite(LocalStore):
             raise StoreDown("enqueue", what, "cannot flush: %s; it may still run" % error.strerror,
                             "repeat with the same --id %s" % what) from None
         for entry, id in superseded:
-            self._tell_superseded(entry, id)
+            self.tell_superseded(entry.id, entry.type, id)
         if self.config.linger_s:
             # RACE: a worker that just left is started again when incoming/ changed since its last look (Worker._write_next_due)
             posix.utime(self.path(INCOMING))
@@ -230,20 +228,9 @@ class Sqlite(LocalStore):
             superseded.append((entry, job.id))
         return QUEUED
 
-    def _tell_superseded(self, entry, by):
-        self.forget_error(entry.id)
-        self.count_gone(0, 1)
-        self.log.warning("superseded", id=entry.id, type=entry.type, by=by)
-
     def _add_job(self, job, now):
-        seq = self.seq.issue(now)
-        if job.id is None:
-            job.id = "%016d-%s" % (seq, seam.make_uuid()[:8])
-        due = int(job.at) if job.at is not None else 0
-        if job.at is None and job.delay_s:
-            due = min(-(-seq // 1_000_000) + int(job.delay_s), LAST_INSTANT)
-        entry = Entry(INCOMING, job.priority, seq, due, job.at is not None and due > 0, 0, False, job.type, job.id)
-        insert(self, entry, job, job.payload, seq // 1_000_000, LATEST if job.latest else None, "", int(now.wall))
+        entry = self.new_entry(job, now)
+        insert(self, entry, job, job.payload, entry.seq // 1_000_000, LATEST if job.latest else None, "", int(now.wall))
         return QUEUED
 
     # --- dropped files -----------------------------------------------------------------------------------
@@ -274,21 +261,7 @@ class Sqlite(LocalStore):
             take_in(self, now)
         if is_filled:
             self.view.fill(now, may_run)
-        while True:
-            found = self.view.next(may_run)
-            if found is None:
-                if is_filled:
-                    return None
-                self.view.fill(now, may_run)
-                is_filled = True
-                continue
-            lease = self._claim_name(now, found[0], found[1], lease_s)
-            if lease:
-                return lease
-
-    def next_due(self, now):
-        """The boot-clock instant at which the last look said something becomes ready, or None."""
-        return self.view.next_due
+        return self._claim_first(now, may_run, lease_s, is_filled)
 
     def _claim_name(self, now, state, name, lease_s):
         entry = parse_name(state, name)
@@ -309,42 +282,33 @@ class Sqlite(LocalStore):
         newer = record.key and self._successor(entry, record.key)
         if newer:
             delete(self, entry.id, entry.state, is_safe=False)
-            self._tell_superseded(entry, newer)
+            self.tell_superseded(entry.id, entry.type, newer)
             return None
-        return self._take(entry, record, row[17], now, lease_s)
+        return self._take(entry, record, now, lease_s)
 
-    def _take(self, entry, record, last_error, now, lease_s):
+    def _take(self, entry, record, now, lease_s):
         """One claim: lease, then the row, if it is still as we saw it. None when another worker was faster."""
-        if not self.is_marked:
-            self._mark_running()
-        token = self.leases.make_token()
-        claimed = entry.moved(PROCESSING, attempts=entry.attempts + 1, token=token)
-        is_suspect = entry.seq <= self.suspect_seq
-        lease = Lease(claimed, record, now.boot, now.boot + lease_s, entry.again or entry.attempts > 0 or is_suspect, is_suspect,
-                      self.last_error(entry.id) or last_error if entry.attempts or entry.again else "")
-        lease.origin = entry
-        self.leases.create(token, lease.leased_until, now.boot)  # before the row: no claim without a lease
-        is_ours = False
+        lease, is_ours = self._begin_claim(entry, record, now, lease_s), False
         try:
             with self.db.write(False):
                 is_free = not is_done(self, entry.id) and not (record.key and self._runs(record.key))
                 is_ours = is_free and self.db.change(
                     "UPDATE jobs SET status='processing', attempts=attempts+1, worker_id=?, leased_until=?, updated_at=?"
                     + BY_ID + " AND status=? AND seq=? AND attempts=?",
-                    (token, int(now.wall + lease_s), int(now.wall), self.queue, entry.id, entry.state, entry.seq, entry.attempts))
-            if is_ours and is_suspect:
+                    (lease.token, int(now.wall + lease_s), int(now.wall), self.queue, entry.id, entry.state, entry.seq,
+                     entry.attempts))
+            if is_ours and lease.is_suspect:
                 # CRASH: others' claims are not flushed; a job that may have taken the board down is charged before it runs (P4)
                 self._sync()
         except (OSError, EdgeqError):
-            self.leases.remove(token)  # claimed by nobody: the next scan puts it back
+            self.leases.remove(lease.token)  # claimed by nobody: the next scan puts it back
             raise
         if is_ours:
-            self._mine.add(token)
+            self._mine.add(lease.token)
             return lease
-        self.leases.remove(token)
+        self.leases.remove(lease.token)
         if not is_free and not drop_done(self, entry):
-            self.view.held_back[entry.name] = now.boot + KEY_WAIT_S
-            self.view.add_wait(entry.name, now.boot + KEY_WAIT_S)
+            self._hold_back(entry, now.boot + KEY_WAIT_S)
         return None
 
     def _runs(self, key):
@@ -360,10 +324,7 @@ class Sqlite(LocalStore):
 
     def _expire(self, entry):
         if delete(self, entry.id, entry.state, is_safe=False):
-            self.forget_error(entry.id)
-            self.expired_n += 1
-            self.count_gone(1, 0)
-            self.log.warning("expired", id=entry.id, type=entry.type)
+            self.tell_expired(entry)
 
     # --- settle ------------------------------------------------------------------------------------------
 
@@ -396,10 +357,9 @@ class Sqlite(LocalStore):
         newer = lease.record.key and self._successor(lease.entry, lease.record.key)
         if newer:
             self.drop(lease, "superseded", now)
-            self._tell_superseded(lease.entry, newer)
+            self.tell_superseded(lease.entry.id, lease.entry.type, newer)
             return
-        due = -int(-(self.seq.seconds(now) + wait_s) // 1)  # rounded up
-        waiting = lease.entry.moved(FAILED, due=due, is_at=False)
+        waiting = self._retried(lease.entry, wait_s, now)
         self._put(lease, waiting, now, why)
         self.view.add_wait(waiting.name, now.boot + wait_s)
         self.batch.add_move(FAILED, now)
@@ -411,15 +371,12 @@ class Sqlite(LocalStore):
         self.forget_error(lease.entry.id)
 
     def hold(self, lease, why, ran, now):
-        """Back as it was, nothing charged. ran: the handler had started (exit 69), so the next run is a repetition (P9)."""
-        origin = lease.origin or self._origin(lease.entry)
-        self._put(lease, origin.moved(origin.state, again=origin.again or ran), now, why)
+        """Back as it was, nothing charged. ran: the handler had started (exit 69)."""
+        self._put(lease, self._held(lease, ran), now, why)
 
     def give_back(self, lease, why, now):
-        """Back because the worker stops. Refunded only to a job that had no earlier run: one that calls reboot runs out (P4)."""
-        entry = lease.entry
-        attempts = entry.attempts if entry.again else entry.attempts - 1
-        self._put(lease, entry.moved(INCOMING, due=0, is_at=False, attempts=attempts, again=True), now, why)
+        """Back because the worker stops."""
+        self._put(lease, self._given_back(lease.entry), now, why)
         self.batch.add_move(INCOMING, now)
 
     def drop(self, lease, why, now):
@@ -469,7 +426,7 @@ class Sqlite(LocalStore):
 
     def flush_due_at(self):
         """When the batch or an overgrown log is to be seen to; None when nothing waits."""
-        instants = [self.batch.due_at(self.config.sync_window_ms, self.config.sync_jobs), self._shrink_at]
+        instants = [LocalStore.flush_due_at(self), self._shrink_at]
         return min((instant for instant in instants if instant is not None), default=None)
 
     def flush(self, now):
@@ -502,31 +459,23 @@ class Sqlite(LocalStore):
         if self._shrink_at is None and self.db.log_bytes() > self.db.keep_bytes:
             self._shrink_at = now.boot + SHRINK_EVERY_S
 
-    def _forget(self, lease):
-        self._mine.discard(lease.token)
-        self.leases.remove(lease.token)
-
     # --- reap --------------------------------------------------------------------------------------------
 
     def take_over(self, entry, holder, now, lease_s):
         """Own lease, one change of the row to our token, then we are its holder. None: lost the race, dropped, or set aside."""
-        token = self.leases.make_token()
-        group = (holder.group, holder.group_start) if holder else (0, 0)
-        self.leases.create(token, now.boot + lease_s, now.boot, group)
+        lease = self._begin_take_over(entry, holder, now, lease_s)
         try:
             with self.db.write(False):
-                is_ours = self.db.change("UPDATE jobs SET worker_id=?, again=1" + HELD, (token, self.queue, entry.id, entry.token))
+                is_ours = self.db.change("UPDATE jobs SET worker_id=?, again=1" + HELD,
+                                         (lease.token, self.queue, entry.id, entry.token))
         except (OSError, EdgeqError):
-            self.leases.remove(token)
+            self.leases.remove(lease.token)
             raise
         if not is_ours:
-            self.leases.remove(token)
+            self.leases.remove(lease.token)
             return None
-        self._mine.add(token)
+        self._mine.add(lease.token)
         self.leases.remove(entry.token)
-        lease = Lease(entry.moved(PROCESSING, token=token, again=True), None, now.boot, now.boot + lease_s, True, False,
-                      self.last_error(entry.id))
-        lease.handler = group
         return self._read_taken(lease)
 
     def _read_taken(self, lease):
@@ -537,7 +486,6 @@ class Sqlite(LocalStore):
             set_row_aside(self, row, error.why)
             self._forget(lease)
             return None
-        lease.last_error = lease.last_error or row[17]
         if drop_done(self, lease.entry):
             self._forget(lease)
             return None
