@@ -18,20 +18,19 @@ Errors: as of tables/database.py. LeaseLost: somebody else holds the claim. Stor
 Does not promise to save jobs out of a malformed file: it is set aside whole, for a person.
 """
 
-import posix
-
 from edgeq import disk as seam
 from edgeq.errors import BadConfig, BadJob, Busy, Duplicate, EdgeqError, LeaseLost, NotFound, StoreDown, NO_ROOM
 from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, format_version, parse_name
 from edgeq.store import bounds
-from edgeq.store.base import ALREADY_QUEUED, QUEUED, Counts, Gauges, Receipt
-from edgeq.store.tables.done import add_line, done_count, done_lines, drop_lines, find_line, is_done, keep_count
-from edgeq.store.tables.dropbox import find_file, take_in
-from edgeq.store.tables.jobs import delete, drop_done, find_row, insert, read_row, set_row_aside, standing
+from edgeq.store.base import Counts, Gauges
 from edgeq.store.journal import ReadLine, escape_note
 from edgeq.store.local import KEY_WAIT_S, MARK, LocalStore, poke
-from edgeq.store.tables.rows import BY_ID, COLUMNS, ENTRY_COLUMNS, LATEST, NAME, STATES, entry_of
 from edgeq.store.scan import ReadyView
+from edgeq.store.tables import keys
+from edgeq.store.tables.done import add_line, done_count, done_lines, drop_lines, find_line, is_done, keep_count
+from edgeq.store.tables.dropbox import find_file, take_in
+from edgeq.store.tables.jobs import delete, drop_done, find_row, read_row, set_row_aside
+from edgeq.store.tables.rows import BY_ID, COLUMNS, ENTRY_COLUMNS, NAME, STATES, entry_of
 
 SHRINK_EVERY_S = 10
 
@@ -176,64 +175,17 @@ class Sqlite(LocalStore):
             found.append("%s: no shared memory on this file system: a rollback journal is used, more flushes a job" % self.db.path)
         return found
 
-    # --- the front door ----------------------------------------------------------------------------------
+    # --- the front doors -----------------------------------------------------------------------------------
 
     def enqueue(self, job, now, fast=False):
-        return self._accept([job], now, not fast)[0]
+        self._usable()
+        from edgeq.store.tables import intake
+        return intake.enqueue_many(self, [job], now, not fast)[0]
 
     def enqueue_many(self, jobs, now):
-        return self._accept(jobs, now, True)
-
-    def _accept(self, jobs, now, is_safe):
-        """[Receipt] of jobs that come in together: one transaction, all or nothing."""
         self._usable()
-        if any(job.id is not None or job.key is not None for job in jobs):
-            take_in(self, now)  # the id, or the key, may stand in a dropped file
-        given, superseded = [job.id for job in jobs], []
-        try:
-            with self.db.write(False):
-                words = [standing(self, job.id) or self._add_wish(job, now, superseded) for job in jobs]
-            if is_safe or superseded or set(words) != {QUEUED}:  # what is called queued may be another's unflushed row
-                self._sync()
-        except (OSError, EdgeqError) as error:
-            what = jobs[0].id if len(jobs) == 1 else "batch of %d" % len(jobs)
-            for job, id in zip(jobs, given):
-                job.id = id
-            if not self.is_broken or isinstance(error, EdgeqError):
-                raise
-            raise StoreDown("enqueue", what, "cannot flush: %s; it may still run" % error.strerror,
-                            "repeat with the same --id %s" % what) from None
-        for entry, id in superseded:
-            self.tell_superseded(entry.id, entry.type, id)
-        if self.config.linger_s:
-            # RACE: a worker that just left is started again when incoming/ changed since its last look (Worker._write_next_due)
-            posix.utime(self.path(INCOMING))
-        for digit in sorted({job.priority for job, word in zip(jobs, words) if word == QUEUED}):
-            poke(self.run, str(digit))
-        return [Receipt(job.id, word) for job, word in zip(jobs, words)]
-
-    def _add_wish(self, job, now, superseded):
-        """A new row, or the waiting job with its key. superseded: gets (Entry, by which id) of those whose place it took."""
-        if job.key is None:
-            return self._add_job(job, now)
-        waiting = [entry_of(row) for row in self.db.read(
-            "SELECT %s FROM jobs WHERE queue=? AND \"key\"=? AND status IN ('incoming', 'failed') ORDER BY seq" % ENTRY_COLUMNS,
-            (self.queue, job.key))]
-        if waiting and not job.latest:
-            job.id = waiting[0].id
-            return ALREADY_QUEUED
-        self._add_job(job, now)
-        for entry in waiting:
-            self.db.change("DELETE FROM jobs" + BY_ID, (self.queue, entry.id))
-            superseded.append((entry, job.id))
-        return QUEUED
-
-    def _add_job(self, job, now):
-        entry = self.new_entry(job, now)
-        insert(self, entry, job, job.payload, entry.seq // 1_000_000, LATEST if job.latest else None, "", int(now.wall))
-        return QUEUED
-
-    # --- dropped files -----------------------------------------------------------------------------------
+        from edgeq.store.tables import intake
+        return intake.enqueue_many(self, jobs, now)
 
     def adopt(self, now):
         """Take in what shell producers and people dropped into incoming/; how many files became jobs."""
@@ -279,7 +231,7 @@ class Sqlite(LocalStore):
         if self._is_expired(entry, record, now):
             self._expire(entry)
             return None
-        newer = record.key and self._successor(entry, record.key)
+        newer = record.key and keys.successor(self, entry, record.key)
         if newer:
             delete(self, entry.id, entry.state, is_safe=False)
             self.tell_superseded(entry.id, entry.type, newer)
@@ -291,7 +243,7 @@ class Sqlite(LocalStore):
         lease, is_ours = self._begin_claim(entry, record, now, lease_s), False
         try:
             with self.db.write(False):
-                is_free = not is_done(self, entry.id) and not (record.key and self._runs(record.key))
+                is_free = not is_done(self, entry.id) and not (record.key and keys.is_running(self, record.key))
                 is_ours = is_free and self.db.change(
                     "UPDATE jobs SET status='processing', attempts=attempts+1, worker_id=?, leased_until=?, updated_at=?"
                     + BY_ID + " AND status=? AND seq=? AND attempts=?",
@@ -310,17 +262,6 @@ class Sqlite(LocalStore):
         if not is_free and not drop_done(self, entry):
             self._hold_back(entry, now.boot + KEY_WAIT_S)
         return None
-
-    def _runs(self, key):
-        """True when a job with `key` is claimed."""
-        return self.db.one("SELECT 1 FROM jobs WHERE queue=? AND \"key\"=? AND status='processing'", (self.queue, key)) is not None
-
-    def _successor(self, entry, key):
-        """The id of a waiting job that took entry's place by `--latest`; None when there is none. A kicked one takes nobody's."""
-        row = self.db.one("SELECT id FROM jobs WHERE queue=? AND \"key\"=? AND status IN ('incoming', 'failed') AND seq>?"
-                          " AND instr(other, ?) AND NOT (again AND created_at < seq / 1000000) ORDER BY seq DESC LIMIT 1",
-                          (self.queue, key, entry.seq, LATEST))
-        return row[0] if row else None
 
     def _expire(self, entry):
         if delete(self, entry.id, entry.state, is_safe=False):
@@ -354,7 +295,7 @@ class Sqlite(LocalStore):
 
     def retry(self, lease, wait_s, why, now):
         """Another try after `wait_s`. Not for one whose place a newer job took."""
-        newer = lease.record.key and self._successor(lease.entry, lease.record.key)
+        newer = lease.record.key and keys.successor(self, lease.entry, lease.record.key)
         if newer:
             self.drop(lease, "superseded", now)
             self.tell_superseded(lease.entry.id, lease.entry.type, newer)
