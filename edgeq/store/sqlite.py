@@ -20,21 +20,19 @@ Does not promise to save jobs out of a malformed file: it is set aside whole, fo
 
 from edgeq import disk as seam
 from edgeq.errors import BadConfig, BadJob, Busy, Duplicate, EdgeqError, LeaseLost, NotFound, StoreDown, NO_ROOM
-from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, format_version, parse_name
+from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, parse_name
 from edgeq.store import bounds
 from edgeq.store.base import Counts, Gauges
 from edgeq.store.journal import ReadLine, escape_note
-from edgeq.store.local import KEY_WAIT_S, MARK, LocalStore, poke
+from edgeq.store.local import MARK, LocalStore, poke
 from edgeq.store.scan import ReadyView
-from edgeq.store.tables import keys
+from edgeq.store.tables import claims, keys
 from edgeq.store.tables.done import add_line, done_count, done_lines, drop_lines, find_line, is_done, keep_count
 from edgeq.store.tables.dropbox import find_file, take_in
-from edgeq.store.tables.jobs import delete, drop_done, find_row, read_row, set_row_aside
-from edgeq.store.tables.rows import BY_ID, COLUMNS, ENTRY_COLUMNS, NAME, STATES, entry_of
+from edgeq.store.tables.jobs import find_row, read_row
+from edgeq.store.tables.rows import BY_ID, ENTRY_COLUMNS, HELD, NAME, STATES, entry_of
 
 SHRINK_EVERY_S = 10
-
-HELD = BY_ID + " AND status='processing' AND worker_id=?"
 
 
 def open_backend(config, clock, log, disk=None):
@@ -199,78 +197,12 @@ class Sqlite(LocalStore):
             self.view.filled_at = -1e9  # the next claim lists again
         return adopted
 
-    # --- claim -------------------------------------------------------------------------------------------
+    # --- claim and reap: tables/claims.py ------------------------------------------------------------------
 
-    def claim(self, now, may_run=None, lease_s=60, fresh=False):
-        """The next ready job, its try charged and its lease written; None when nothing ready may run.
-
-        may_run: type -> bool. fresh: look at everything first (before a worker sleeps, nothing may be missed).
-        """
-        self._usable()
-        digits = self._hear()
-        is_filled = fresh or self.view.is_due(now) or bool(digits) and self.view.is_overtaken(digits)
-        if is_filled or digits:
-            take_in(self, now)
-        if is_filled:
-            self.view.fill(now, may_run)
-        return self._claim_first(now, may_run, lease_s, is_filled)
-
-    def _claim_name(self, now, state, name, lease_s):
-        entry = parse_name(state, name)
-        if entry is None and not format_version(name):
-            self.view.strangers.append((state, name))
-        row = entry and self.db.one("SELECT %s FROM jobs%s AND status=? AND seq=? AND attempts=?" % (COLUMNS, BY_ID),
-                                    (self.queue, entry.id, state, entry.seq, entry.attempts))
-        if not row:
-            return None  # claimed or cancelled by somebody else, or still a file
-        try:
-            record = read_row(self, row)
-        except BadJob as error:
-            set_row_aside(self, row, error.why)
-            return None
-        if self._is_expired(entry, record, now):
-            self._expire(entry)
-            return None
-        newer = record.key and keys.successor(self, entry, record.key)
-        if newer:
-            delete(self, entry.id, entry.state, is_safe=False)
-            self.tell_superseded(entry.id, entry.type, newer)
-            return None
-        return self._take(entry, record, now, lease_s)
-
-    def _take(self, entry, record, now, lease_s):
-        """One claim: lease, then the row, if it is still as we saw it. None when another worker was faster."""
-        lease, is_ours = self._begin_claim(entry, record, now, lease_s), False
-        try:
-            with self.db.write(False):
-                is_free = not is_done(self, entry.id) and not (record.key and keys.is_running(self, record.key))
-                is_ours = is_free and self.db.change(
-                    "UPDATE jobs SET status='processing', attempts=attempts+1, worker_id=?, leased_until=?, updated_at=?"
-                    + BY_ID + " AND status=? AND seq=? AND attempts=?",
-                    (lease.token, int(now.wall + lease_s), int(now.wall), self.queue, entry.id, entry.state, entry.seq,
-                     entry.attempts))
-            if is_ours and lease.is_suspect:
-                # CRASH: others' claims are not flushed; a job that may have taken the board down is charged before it runs (P4)
-                self._sync()
-        except (OSError, EdgeqError):
-            self.leases.remove(lease.token)  # claimed by nobody: the next scan puts it back
-            raise
-        if is_ours:
-            self._mine.add(lease.token)
-            return lease
-        self.leases.remove(lease.token)
-        if not is_free and not drop_done(self, entry):
-            self._hold_back(entry, now.boot + KEY_WAIT_S)
-        return None
-
-    def _expire(self, entry):
-        if delete(self, entry.id, entry.state, is_safe=False):
-            self.tell_expired(entry)
+    claim, _claim_name, take_over = claims.claim, claims.claim_name, claims.take_over
+    _has_claim, sweep_dead = claims.has_claim, claims.sweep_dead
 
     # --- settle ------------------------------------------------------------------------------------------
-
-    def _has_claim(self, entry):
-        return self.db.one("SELECT 1 FROM jobs" + HELD, (self.queue, entry.id, entry.token)) is not None
 
     def _holding(self, lease, hits_n):
         """LeaseLost when the change hit no row of ours: roll back, forget (P5)."""
@@ -399,45 +331,6 @@ class Sqlite(LocalStore):
             self._shrink_at = None
         if self._shrink_at is None and self.db.log_bytes() > self.db.keep_bytes:
             self._shrink_at = now.boot + SHRINK_EVERY_S
-
-    # --- reap --------------------------------------------------------------------------------------------
-
-    def take_over(self, entry, holder, now, lease_s):
-        """Own lease, one change of the row to our token, then we are its holder. None: lost the race, dropped, or set aside."""
-        lease = self._begin_take_over(entry, holder, now, lease_s)
-        try:
-            with self.db.write(False):
-                is_ours = self.db.change("UPDATE jobs SET worker_id=?, again=1" + HELD,
-                                         (lease.token, self.queue, entry.id, entry.token))
-        except (OSError, EdgeqError):
-            self.leases.remove(lease.token)
-            raise
-        if not is_ours:
-            self.leases.remove(lease.token)
-            return None
-        self._mine.add(lease.token)
-        self.leases.remove(entry.token)
-        return self._read_taken(lease)
-
-    def _read_taken(self, lease):
-        row = find_row(self, lease.entry.id)
-        try:
-            lease.record = read_row(self, row)
-        except BadJob as error:
-            set_row_aside(self, row, error.why)
-            self._forget(lease)
-            return None
-        if drop_done(self, lease.entry):
-            self._forget(lease)
-            return None
-        return lease
-
-    def sweep_dead(self, now):
-        """Dead letters whose id is done: put there by hand, or carried from a spool that was cut."""
-        for id, in self.db.read("SELECT id FROM jobs WHERE queue=? AND status='dlq' AND EXISTS(SELECT 1 FROM processed_jobs"
-                                " WHERE processed_jobs.queue=jobs.queue AND job_id=jobs.id)", (self.queue,)):
-            delete(self, id, DLQ)
-            self.log.info("dropped", id=id, because="the same id is in " + DONE)
 
     # --- the operator's verbs ------------------------------------------------------------------------------
 
