@@ -19,18 +19,17 @@ Does not promise to save jobs out of a malformed file: it is set aside whole, fo
 """
 
 from edgeq import disk as seam
-from edgeq.errors import BadConfig, BadJob, Busy, Duplicate, EdgeqError, LeaseLost, NotFound, StoreDown, NO_ROOM
-from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, parse_name
+from edgeq.errors import BadConfig, BadJob, Busy, Duplicate, EdgeqError, NotFound, StoreDown
+from edgeq.job import CORRUPT, DLQ, DONE, INCOMING, PROCESSING, parse_name
 from edgeq.store import bounds
 from edgeq.store.base import Counts, Gauges
-from edgeq.store.journal import ReadLine, escape_note
 from edgeq.store.local import MARK, LocalStore, poke
 from edgeq.store.scan import ReadyView
-from edgeq.store.tables import claims, keys
-from edgeq.store.tables.done import add_line, done_count, done_lines, drop_lines, find_line, is_done, keep_count
+from edgeq.store.tables import claims, settle
+from edgeq.store.tables.done import done_count, done_lines, drop_lines, find_line, is_done, keep_count
 from edgeq.store.tables.dropbox import find_file, take_in
 from edgeq.store.tables.jobs import find_row, read_row
-from edgeq.store.tables.rows import BY_ID, ENTRY_COLUMNS, HELD, NAME, STATES, entry_of
+from edgeq.store.tables.rows import BY_ID, ENTRY_COLUMNS, NAME, STATES, entry_of
 
 SHRINK_EVERY_S = 10
 
@@ -202,100 +201,12 @@ class Sqlite(LocalStore):
     claim, _claim_name, take_over = claims.claim, claims.claim_name, claims.take_over
     _has_claim, sweep_dead = claims.has_claim, claims.sweep_dead
 
-    # --- settle ------------------------------------------------------------------------------------------
+    # --- settle: tables/settle.py ----------------------------------------------------------------------------
 
-    def _holding(self, lease, hits_n):
-        """LeaseLost when the change hit no row of ours: roll back, forget (P5)."""
-        if not hits_n:
-            self._forget(lease)
-            raise LeaseLost("settle", lease.entry.id, "the claim is somebody else's now")
+    ack, retry, bury = settle.ack, settle.retry, settle.bury
+    hold, give_back, drop = settle.hold, settle.give_back, settle.drop
 
-    def ack(self, lease, now, note="", ms=0):
-        """Done: the row becomes a completion; safe at the next flush."""
-        entry = lease.entry
-        line = ReadLine(entry.id, 0, entry.seq, int(self.seq.seconds(now)), entry.attempts, entry.type,
-                        ms, escape_note(note))
-
-        def finish():
-            self._holding(lease, self.db.change("DELETE FROM jobs" + HELD, (self.queue, entry.id, lease.token)))
-            if not is_done(self, entry.id):
-                add_line(self, line, done_count(self) + 1)
-        self._settle(finish)
-        self._forget(lease)
-        self._forget_errors_of(entry)
-        self.batch.add_move(DONE, now)
-
-    def retry(self, lease, wait_s, why, now):
-        """Another try after `wait_s`. Not for one whose place a newer job took."""
-        newer = lease.record.key and keys.successor(self, lease.entry, lease.record.key)
-        if newer:
-            self.drop(lease, "superseded", now)
-            self.tell_superseded(lease.entry.id, lease.entry.type, newer)
-            return
-        waiting = self._retried(lease.entry, wait_s, now)
-        self._put(lease, waiting, now, why)
-        self.view.add_wait(waiting.name, now.boot + wait_s)
-        self.batch.add_move(FAILED, now)
-
-    def bury(self, lease, why, now, attempts=None):
-        """Dead letter, after `attempts` tries (default: those charged). Durable when it returns."""
-        attempts = lease.entry.attempts if attempts is None else attempts
-        self._put(lease, lease.entry.moved(DLQ, due=0, is_at=False, attempts=attempts), now, why, is_safe=True)
-        self.forget_error(lease.entry.id)
-
-    def hold(self, lease, why, ran, now):
-        """Back as it was, nothing charged. ran: the handler had started (exit 69)."""
-        self._put(lease, self._held(lease, ran), now, why)
-
-    def give_back(self, lease, why, now):
-        """Back because the worker stops."""
-        self._put(lease, self._given_back(lease.entry), now, why)
-        self.batch.add_move(INCOMING, now)
-
-    def drop(self, lease, why, now):
-        """Gone by a person's wish; durable when it returns."""
-        self._usable()
-        self.flush_folder(INCOMING)  # a dropped file must not bring it back
-
-        def go():
-            self._holding(lease, self.db.change("DELETE FROM jobs" + HELD, (self.queue, lease.entry.id, lease.token)))
-        self._settle(go, lease)
-        self._forget(lease)
-        self.forget_error(lease.entry.id)
-
-    def _put(self, lease, target, now, why, is_safe=False):
-        """Our claim becomes `target`, or LeaseLost."""
-        def move():
-            self._holding(lease, self.db.change(
-                "UPDATE jobs SET status=?, seq=?, available_at=?, is_at=?, attempts=?, again=?, worker_id='', leased_until=NULL,"
-                " last_error=CASE ? WHEN '' THEN last_error ELSE ? END, updated_at=?" + HELD,
-                (target.state, target.seq, target.due, target.is_at, target.attempts, target.again, why, why,
-                 int(self.seq.seconds(now)), self.queue, target.id, lease.token)))
-        self._settle(move, lease if is_safe else None)
-        if why:
-            self._save_error(target.id, why)
-        self._forget(lease)
-
-    def _settle(self, change, safe_lease=None):
-        """Run `change` in a transaction; on a full disk again with the log copied back, then with the ballast (P7).
-
-        safe_lease: and flush it. A flush that failed may be repeated with the same lease: the row has moved already.
-        """
-        self._usable()
-        if not (safe_lease and safe_lease.is_moved):
-            rooms = [self.on_full] * bool(self.on_full) + [self._copy_log]
-            while True:
-                try:
-                    with self.db.write(False):
-                        change()
-                    break
-                except OSError as error:
-                    if error.errno not in NO_ROOM or not rooms:
-                        raise
-                    rooms.pop()()
-        if safe_lease:
-            safe_lease.is_moved = True
-            self._sync()
+    # --- the barrier -----------------------------------------------------------------------------------------
 
     def flush_due_at(self):
         """When the batch or an overgrown log is to be seen to; None when nothing waits."""
