@@ -19,15 +19,14 @@ Does not promise to save jobs out of a malformed file: it is set aside whole, fo
 """
 
 from edgeq import disk as seam
-from edgeq.errors import BadConfig, BadJob, Busy, Duplicate, EdgeqError, NotFound, StoreDown
+from edgeq.errors import BadConfig, BadJob, EdgeqError, StoreDown
 from edgeq.job import CORRUPT, DLQ, DONE, INCOMING, PROCESSING, parse_name
-from edgeq.store import bounds
 from edgeq.store.base import Counts, Gauges
-from edgeq.store.local import MARK, LocalStore, poke
+from edgeq.store.local import MARK, LocalStore
 from edgeq.store.scan import ReadyView
-from edgeq.store.tables import claims, settle
-from edgeq.store.tables.done import done_count, done_lines, drop_lines, find_line, is_done, keep_count
-from edgeq.store.tables.dropbox import find_file, take_in
+from edgeq.store.tables import claims, dropbox, settle
+from edgeq.store.tables.done import done_count, done_lines, drop_lines, find_line, keep_count
+from edgeq.store.tables.dropbox import find_file
 from edgeq.store.tables.jobs import find_row, read_row
 from edgeq.store.tables.rows import BY_ID, ENTRY_COLUMNS, NAME, STATES, entry_of
 
@@ -184,17 +183,7 @@ class Sqlite(LocalStore):
         from edgeq.store.tables import intake
         return intake.enqueue_many(self, jobs, now)
 
-    def adopt(self, now):
-        """Take in what shell producers and people dropped into incoming/; how many files became jobs."""
-        self._usable()
-        adopted = take_in(self, now)
-        for state, name in self.view.strangers:
-            if not self.disk.exists(self.path(state, name)):
-                self.check(now, repair=True)  # no file: a row that makes no name
-                break
-        if adopted:
-            self.view.filled_at = -1e9  # the next claim lists again
-        return adopted
+    adopt = dropbox.adopt
 
     # --- claim and reap: tables/claims.py ------------------------------------------------------------------
 
@@ -243,59 +232,22 @@ class Sqlite(LocalStore):
         if self._shrink_at is None and self.db.log_bytes() > self.db.keep_bytes:
             self._shrink_at = now.boot + SHRINK_EVERY_S
 
-    # --- the operator's verbs ------------------------------------------------------------------------------
+    # --- the operator's verbs: tables/operate.py ----------------------------------------------------------
 
     def kick(self, id, now):
-        """A dead letter becomes a waiting job: tries restart, redelivered is set. Durable when it returns."""
         self._usable()
-        with self.db.write(True):
-            row = find_row(self, id)
-            if row is None:
-                if is_done(self, id):
-                    raise Duplicate("kick", id, "is done already")
-                raise NotFound("kick", id, "no such dead letter", "see 'edgeq ls dlq'")
-            if row[0] != DLQ:
-                raise Duplicate("kick", id, "has a job in %s/" % row[0], "wait until it ends")
-            try:
-                read_row(self, row)
-            except BadJob as error:
-                raise BadJob("kick", id, error.why, "see 'edgeq check --repair'") from None
-            self.db.change("UPDATE jobs SET status='incoming', seq=?, available_at=0, is_at=0, attempts=0, again=1, updated_at=?"
-                           + BY_ID, (self.seq.issue(now), int(now.wall), self.queue, id))
-        self.forget_error(id)
-        poke(self.run, str(row[1]))
+        from edgeq.store.tables import operate
+        operate.kick(self, id, now)
 
     def cancel(self, id, now):
-        """Remove a job that does not run; durable when it returns. The name of the state it was in."""
         self._usable()
-        take_in(self, now)
-        # CRASH: a file whose row goes for ever must not come back
-        self.flush_folder(INCOMING)
-        with self.db.write(True):
-            row = self.db.one("SELECT status FROM jobs" + BY_ID, (self.queue, id))
-            if row is None:
-                raise NotFound("cancel", id, "is done already" if is_done(self, id) else "no such job", "see 'edgeq ls'")
-            if row[0] == PROCESSING:
-                raise Busy("cancel", id, "is running", "wait, or use --running")
-            self.db.change("DELETE FROM jobs" + BY_ID, (self.queue, id))
-        self.forget_error(id)
-        return row[0]
+        from edgeq.store.tables import operate
+        return operate.cancel(self, id, now)
 
     def purge(self, states, now):
-        """Empty whole states; how many jobs, completions and files went. Durable when it returns."""
         self._usable()
-        gone = 0
-        take_in(self, now)
-        self.flush_folder(INCOMING)
-        with self.db.write(True):
-            for state in states:
-                if state == DONE:
-                    gone += drop_lines(self)
-                elif state != CORRUPT:
-                    gone += self.db.change("DELETE FROM jobs WHERE queue=? AND status=?", (self.queue, state))
-        if CORRUPT in states:
-            gone += bounds.purge_folder(self, CORRUPT) + len([self.db.drop_copy(name) for name in self.db.bad_copies()])
-        return gone
+        from edgeq.store.tables import operate
+        return operate.purge(self, states, now)
 
     # --- now and then: tables/upkeep.py -----------------------------------------------------------------------
 

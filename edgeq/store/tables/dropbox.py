@@ -16,6 +16,19 @@ from edgeq.store.tables.rows import other_of
 AT_ONCE = 256  # files that share a commit
 
 
+def adopt(store, now):
+    """Take in what shell producers and people dropped into incoming/; how many files became jobs."""
+    store._usable()
+    adopted = take_in(store, now)
+    for state, name in store.view.strangers:
+        if not store.disk.exists(store.path(state, name)):
+            store.check(now, repair=True)  # no file: a row that makes no name
+            break
+    if adopted:
+        store.view.filled_at = -1e9  # the next claim lists again
+    return adopted
+
+
 def take_in(store, now):
     """How many files became jobs."""
     names = [name for name in store._names(INCOMING)
