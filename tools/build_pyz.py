@@ -55,7 +55,7 @@ LEFT_OUT = ("edgeq/store/redis.py", "edgeq/store/fleet/", "edgeq/api.py")  # how
 # Verbs that a person types now and then: source only. Their byte code would take more flash than the
 # milliseconds of compiling them are worth; the worker, enqueue and status never load them.
 RARE_VERBS = ("check", "forward", "jobs", "log", "move", "operate", "preflight", "stop", "top")
-RARE_ROOMS = ("audit", "carry", "tables/operate")
+RARE_ROOMS = ("audit", "carry", "tables/carry", "tables/operate")
 SOURCE_ONLY = {"edgeq/cli/%s.py" % name for name in RARE_VERBS} | {"edgeq/store/%s.py" % name for name in RARE_ROOMS}
 OLDEST = (3, 11)
 NO_SERVICE = 69

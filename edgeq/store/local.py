@@ -571,6 +571,27 @@ class LocalStore:
                     why = "no reason recorded"
                 yield name, why
 
+    # --- `edgeq move`: see Parcel in store/base.py; the store's carry.py does it, imported on demand ------
+
+    def export(self):
+        return self._carrier().export(self)
+
+    def take_parcel(self, parcel, now):
+        self._usable()
+        return self._carrier().take_parcel(self, parcel, now)
+
+    def seal(self, now):
+        self._usable()
+        self._carrier().seal(self)
+
+    def let_go(self, parcels, now):
+        self._usable()
+        self._carrier().let_go(self, parcels)
+
+    def let_go_done(self, now):
+        self._usable()
+        self._carrier().let_go_done(self, now)
+
     def carry_marks(self, source, now):
         """For a move: what `source` says beside its jobs, an unclean end (P4) and pauses."""
         if source.home == self.home:

@@ -132,29 +132,9 @@ class Spool(LocalStore):
         from edgeq.store import bounds
         return bounds.purge(self, states, now)
 
-    def export(self):
+    def _carrier(self):
         from edgeq.store import carry
-        return carry.export(self)
-
-    def take_parcel(self, parcel, now):
-        self._usable()
-        from edgeq.store import carry
-        return carry.take_parcel(self, parcel, now)
-
-    def seal(self, now):
-        self._usable()
-        from edgeq.store import carry
-        carry.seal(self)
-
-    def let_go(self, parcels, now):
-        self._usable()
-        from edgeq.store import carry
-        carry.let_go(self, parcels)
-
-    def let_go_done(self, now):
-        self._usable()
-        from edgeq.store import carry
-        carry.let_go_done(self, now)
+        return carry
 
     def prune(self, now):
         from edgeq.store import bounds

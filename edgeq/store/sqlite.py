@@ -25,7 +25,7 @@ from edgeq.store.base import Counts, Gauges
 from edgeq.store.local import MARK, LocalStore
 from edgeq.store.scan import ReadyView
 from edgeq.store.tables import claims, dropbox, settle
-from edgeq.store.tables.done import done_count, done_lines, drop_lines, find_line, keep_count
+from edgeq.store.tables.done import done_count, done_lines, find_line
 from edgeq.store.tables.dropbox import find_file
 from edgeq.store.tables.jobs import find_row, read_row
 from edgeq.store.tables.rows import BY_ID, ENTRY_COLUMNS, NAME, STATES, entry_of
@@ -83,6 +83,7 @@ class Sqlite(LocalStore):
 
     def start(self, now):
         """A worker begins. After an unclean end every page is looked at; what is malformed is set aside (B82)."""
+        from edgeq.store.tables import audit, bounds  # noqa: F401: its program may be replaced while it runs
         self.make_folders()
         self.db.heal(self._is_doubtful())
         self.is_broken = False
@@ -249,42 +250,20 @@ class Sqlite(LocalStore):
         from edgeq.store.tables import operate
         return operate.purge(self, states, now)
 
-    # --- now and then: tables/upkeep.py -----------------------------------------------------------------------
+    # --- now and then: tables/bounds.py, tables/audit.py, tables/carry.py ---------------------------------------
 
     def prune(self, now):
         self._usable()
-        from edgeq.store.tables import upkeep
-        return upkeep.prune(self, now)
+        from edgeq.store.tables import bounds
+        return bounds.prune(self, now)
 
     def check(self, now, repair=False):
-        from edgeq.store.tables import upkeep
-        return upkeep.check(self, now, repair)
+        from edgeq.store.tables import audit
+        return audit.check(self, now, repair)
 
-    def export(self):
-        from edgeq.store.tables import upkeep
-        return upkeep.export(self)
-
-    def take_parcel(self, parcel, now):
-        self._usable()
-        from edgeq.store.tables import upkeep
-        return upkeep.take_parcel(self, parcel, now)
-
-    def seal(self, now):
-        """What was taken in is safe, the highest SEQ too."""
-        self._usable()
-        with self.db.write(True):
-            keep_count(self)
-
-    def let_go(self, parcels, now):
-        self._usable()
-        from edgeq.store.tables import upkeep
-        upkeep.let_go(self, parcels)
-
-    def let_go_done(self, now):
-        """Another store has all completions: the count and the highest SEQ stay."""
-        self._usable()
-        with self.db.write(True):
-            drop_lines(self)
+    def _carrier(self):
+        from edgeq.store.tables import carry
+        return carry
 
     # --- views -----------------------------------------------------------------------------------------------
 

@@ -1,9 +1,10 @@
 """The table `jobs`: what more than one verb asks of it or does to a row of it."""
 
-from edgeq.job import CORRUPT, DLQ, DONE, safe_name
+from edgeq.errors import BadJob
+from edgeq.job import CORRUPT, DLQ, DONE, INCOMING, is_word, parse_name, safe_name
 from edgeq.store.base import ALREADY_DEAD, ALREADY_DONE, ALREADY_QUEUED
 from edgeq.store.tables.done import is_done
-from edgeq.store.tables.rows import BY_ID, COLUMNS, entry_of, record_of
+from edgeq.store.tables.rows import BY_ID, COLUMNS, STATES, entry_of, record_of
 
 
 def find_row(store, id):
@@ -14,6 +15,19 @@ def find_row(store, id):
 def read_row(store, row):
     """The Record of a row; BadJob when it says no job."""
     return record_of(row, store.readable_bytes())
+
+
+def why_bad(store, row):
+    """Why a row is no job; "" when it is one."""
+    try:
+        entry = entry_of(row)
+        if entry.state not in STATES:
+            return "no such status"
+        read_row(store, row)
+        name = entry.moved(INCOMING).name
+        return "" if is_word(entry.id) and parse_name(INCOMING, name) else "its columns make no name"
+    except (BadJob, TypeError, ValueError) as error:
+        return getattr(error, "why", "a column holds what it should not")
 
 
 def standing(store, id):
