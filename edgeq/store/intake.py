@@ -14,6 +14,7 @@ from edgeq.job import DEFAULT_PRIORITY, DLQ, DONE, FAILED, INCOMING, PROCESSING,
 from edgeq.store import keys
 from edgeq.store.base import ALREADY_DEAD, ALREADY_DONE, ALREADY_QUEUED, QUEUED, Receipt
 from edgeq.store.local import poke
+from edgeq.store.rank import has_whole_dead
 
 LOOKS = 50  # how often a moving job is looked for before we say busy
 
@@ -127,15 +128,11 @@ def find(spool, id):
             return where, None, None, spool.journal.find(id) if where else None
         name = id + ".json" if where == DLQ else entry.name
         try:
-            fd = spool.disk.open_read(spool.path(where, name))
+            return where, entry, spool.read_record(spool.path(where, name)), None
         except FileNotFoundError:
             continue
-        try:
-            return where, entry, spool._record_of(fd, spool.disk.fstat(fd)), None
         except BadJob:
             return where, entry, None, None
-        finally:
-            spool.disk.close(fd)
     raise Busy("show", id, "the job does not stand still", "repeat")
 
 
@@ -297,7 +294,7 @@ def _adopt_record(spool, path, record, now):
     if job.id is not None:
         where, entry = seek(spool, job.id)
         if where is not None:
-            if where == DLQ and not spool._has_whole_dead(job.id):
+            if where == DLQ and not has_whole_dead(spool, job.id):
                 where = None
         if where is not None:
             _drop_dropped(spool, path, job, where, entry)

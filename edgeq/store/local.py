@@ -284,6 +284,14 @@ class LocalStore:
         # a buffer of the file's size: one of 64 KiB for each job would cost time and tear the heap
         return records.decode(self.disk.read_fd(fd, min(limit, status.st_size) + 1), payload_limit)
 
+    def read_record(self, path):
+        """The Record in a file. FileNotFoundError; BadJob; OSError is the disk's, or says that it is no plain file."""
+        fd = self.disk.open_read(path)
+        try:
+            return self._record_of(fd, self.disk.fstat(fd))
+        finally:
+            self.disk.close(fd)
+
     def _is_expired(self, entry, record, now):
         return bool(record.expires_s and self.seq.is_trusted(now) and self.ages.age_s(entry.seq, now) > record.expires_s)
 

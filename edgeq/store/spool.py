@@ -4,9 +4,9 @@ What a power cut leaves at each step, and the line that repairs it (DESIGN 3):
 
     enqueue    dot-file, or a torn file nobody acknowledged: swept; set aside by `_read_waiting`
     claim      the job still waiting, or claimed by a dead boot: `stale` and `take_over`
-    done       before the barrier the claim is settling: runs again (P9); after it the leftover is dropped by `_outranked`
+    done       before the barrier the claim is settling: runs again (P9); after it the leftover is dropped by `rank.outranked`
     retry      still claimed, the try charged: `take_over`
-    bury       settling, with or without the dead letter: `take_over`, `_outranked`
+    bury       settling, with or without the dead letter: `take_over`, `rank.outranked`
     kick       still dead, or waiting again: both are one file, nothing to repair
     cancel     still there: not acknowledged
 
@@ -14,13 +14,11 @@ Errors: OSError is the disk's answer as it came; the verb promised nothing and m
 LeaseLost: somebody else holds the claim. StoreDown: a flush failed earlier; `reopen` first.
 """
 
-import posix
-
 from edgeq import disk as seam
 from edgeq import record as records
 from edgeq.errors import BadJob, EdgeqError, LeaseLost, EACCES, EIO, ELOOP, ENXIO, EPERM, NO_ROOM
 from edgeq.job import DLQ, DONE, CORRUPT, FAILED, INCOMING, PROCESSING, Entry, parse_name, format_version
-from edgeq.store import keys
+from edgeq.store import keys, rank
 from edgeq.store.base import Counts, Gauges
 from edgeq.store.journal import Journal, Line
 from edgeq.store.local import KEY_WAIT_S, MARK, LocalStore
@@ -179,7 +177,7 @@ class Spool(LocalStore):
         if lease is None:
             return None
         try:
-            return None if self._gives_way(lease, now) else lease
+            return None if rank.gives_way(self, lease, now) else lease
         except OSError:
             self._unclaim(lease)
             raise
@@ -267,79 +265,6 @@ class Spool(LocalStore):
             return True
         return False
 
-    # --- one id, one job ------------------------------------------------------------------------------
-
-    def _gives_way(self, lease, now):
-        """True when the claimed id has a file or line of higher rank: ours is dropped or given back, uncharged [M]."""
-        entry = lease.entry
-        higher = self._outranked(entry)
-        if higher is None:
-            if lease.record.key and keys.is_running(self, lease.record.key, lease.token):
-                # RACE: two workers claimed two jobs of one key at once
-                self._hold_back(self._put_back(lease, lease.origin, now), now.boot + KEY_WAIT_S + posix.urandom(1)[0] / 500)
-                return True
-            return False
-        if higher == PROCESSING:
-            back = self._put_back(lease, lease.origin, now)
-            # both may have seen each other: come back at different moments
-            self.view.doubtful[back.name] = now.boot + 0.05 + posix.urandom(1)[0] / 500
-        else:
-            self._drop_claim(lease)
-            self.log.info("dropped", id=entry.id, because="the same id is in " + higher)
-            self.dropped_n += 1
-        return True
-
-    def _outranked(self, entry):
-        """The folder that holds entry's id with a higher rank, its content flushed first; None when ours is the highest."""
-        if self.journal.find(entry.id):
-            self._flush_journal()  # whoever drops a file because of a line flushes the line first [M]
-            return DONE
-        if self._has_whole_dead(entry.id):
-            self.flush_folder(DLQ)
-            return DLQ
-        if self._is_claimed_twice(entry):
-            return PROCESSING
-        if lease_came_from_failed(entry) or entry.id.startswith("%016d-" % entry.seq):
-            return None  # a failed job outranks waiting ones; a generated id stands in one file, and a copy meets the journal
-        if self._has_id(FAILED, self.disk.names(self.path(FAILED)), entry):
-            self.flush_folder(FAILED)
-            return FAILED
-        return None
-
-    def _is_claimed_twice(self, entry):
-        """True when processing/ holds another claim of the id. Asked at each claim: first one look for it in all the names."""
-        names = self.disk.listdir(self.path(PROCESSING))
-        return "/".join(names).count(".%s." % entry.id) > 1 and self._has_id(PROCESSING, names, entry)
-
-    @staticmethod
-    def _has_id(folder, names, entry):
-        """True when one of the names in `folder`, not the entry's own, has its id."""
-        needle = ".%s." % entry.id
-        others = (parse_name(folder, name) for name in names if needle in name and name != entry.name)
-        return any(other and other.id == entry.id for other in others)
-
-    def _flush_journal(self):
-        try:
-            self.journal.flush_all()
-        except OSError:
-            self.is_broken = True
-            raise
-
-    def _has_whole_dead(self, id):
-        """True when dlq/ holds the id's letter, whole. A torn one is set aside."""
-        try:
-            fd = self.disk.open_read(self.path(DLQ, id + ".json"))
-        except FileNotFoundError:
-            return False
-        try:
-            self._record_of(fd, self.disk.fstat(fd))
-            return True
-        except BadJob as error:
-            self.set_aside(DLQ, id + ".json", error.why)
-            return False
-        finally:
-            self.disk.close(fd)
-
     # --- settle ---------------------------------------------------------------------------------------
 
     def ack(self, lease, now, note="", ms=0):
@@ -375,12 +300,12 @@ class Spool(LocalStore):
         """
         self._usable()
         entry = self._settle(lease)
-        if not self._has_whole_dead(entry.id):
+        if not rank.has_whole_dead(self, entry.id):
             self._write_letter(lease, entry, why, now, entry.attempts if attempts is None else attempts)
         else:
             self.flush_folder(DLQ)
         if not lease.is_moved:
-            # CRASH: a leftover claim beside a whole letter is dropped by _outranked.
+            # CRASH: a leftover claim beside a whole letter is dropped by rank.outranked.
             self._remove(self.path(entry.path))
         self._forget(lease)
 
@@ -458,6 +383,13 @@ class Spool(LocalStore):
             self.journal.append(self.batch.lines, self.seq.newest)
         self.batch.lines = []
 
+    def _flush_journal(self):
+        try:
+            self.journal.flush_all()
+        except OSError:
+            self.is_broken = True
+            raise
+
     def _settle(self, lease):
         """Rename the claim to its settling name; LeaseLost when it is no longer ours (P5). Again: as before."""
         if not lease.entry.settling:
@@ -482,11 +414,6 @@ class Spool(LocalStore):
                 target = target.moved(target.state, seq=self.seq.issue(now))
             return self._move_claim(lease, target)
 
-    def _drop_claim(self, lease):
-        self._remove(self.path(lease.entry.path))
-        self._forget(lease)
-        self.forget_error(lease.entry.id)
-
     # --- reap -----------------------------------------------------------------------------------------
 
     def take_over(self, entry, holder, now, lease_s):
@@ -501,12 +428,8 @@ class Spool(LocalStore):
         self._mine.add(lease.token)
         self.leases.remove(entry.token)
         try:
-            fd = self.disk.open_read(self.path(ours.path))
-            try:
-                lease.record = self._record_of(fd, self.disk.fstat(fd))
-            finally:
-                self.disk.close(fd)
-            higher = self._outranked(ours)
+            lease.record = self.read_record(self.path(ours.path))
+            higher = rank.outranked(self, ours)
         except BadJob as error:
             self.set_aside(PROCESSING, ours.name, error.why)
             self._forget(lease)
@@ -515,8 +438,7 @@ class Spool(LocalStore):
             self._abandon(lease)
             raise
         if higher in (DONE, DLQ, FAILED):
-            self._drop_claim(lease)
-            self.log.info("dropped", id=ours.id, because="the same id is in " + higher)
+            rank.drop_claim(self, lease, higher)
             return None
         return lease
 
@@ -572,8 +494,3 @@ class Spool(LocalStore):
         counts.done = self.journal.done_count()
         counts.oldest_at = self.oldest_at(now)
         return counts
-
-
-def lease_came_from_failed(entry):
-    """A claim that has failed before came from failed/."""
-    return entry.attempts > 1
