@@ -4,6 +4,9 @@
 its `incoming/` without Python, as they do for the spool, and `adopt` takes them in; `corrupt/`, the running mark and the
 pauses lie there too (store/local.py). Leases and heartbeats are in RAM.
 
+Here it is opened, flushed and closed; each verb is a function of a room in tables/: claims, settle, views; dropbox, intake;
+bounds, audit, operate, carry. Below them lie the tables (jobs, done), what a row says (rows, keys), the file (database).
+
 What a power cut leaves at each step, and the line that repairs it:
 
     enqueue    one safe transaction: the row, or nothing
@@ -19,16 +22,13 @@ Does not promise to save jobs out of a malformed file: it is set aside whole, fo
 """
 
 from edgeq import disk as seam
-from edgeq.errors import BadConfig, BadJob, EdgeqError, StoreDown
-from edgeq.job import CORRUPT, DLQ, DONE, INCOMING, PROCESSING, parse_name
-from edgeq.store.base import Counts, Gauges
+from edgeq.errors import BadConfig, EdgeqError, StoreDown
+from edgeq.job import CORRUPT, INCOMING, PROCESSING, parse_name
+from edgeq.store.base import Gauges
 from edgeq.store.local import MARK, LocalStore
 from edgeq.store.scan import ReadyView
-from edgeq.store.tables import claims, dropbox, settle
-from edgeq.store.tables.done import done_count, done_lines, find_line
-from edgeq.store.tables.dropbox import find_file
-from edgeq.store.tables.jobs import find_row, read_row
-from edgeq.store.tables.rows import BY_ID, ENTRY_COLUMNS, NAME, STATES, entry_of
+from edgeq.store.tables import claims, done, dropbox, settle, views
+from edgeq.store.tables.rows import BY_ID
 
 SHRINK_EVERY_S = 10
 
@@ -46,20 +46,6 @@ def open_backend(config, clock, log, disk=None):
     return Sqlite(config, clock, log, disk or seam.Disk(), path, Database)
 
 
-class _Listing:
-    """The names the ready view lists: rows, spelled as files, and the files that nobody has taken in yet."""
-
-    def __init__(self, store):
-        self.store = store
-
-    def names(self, path):
-        store, state = self.store, path.rpartition("/")[2]
-        for name, in store.db.read("SELECT %s FROM jobs WHERE queue=? AND status=?" % NAME, (store.queue, state)):
-            yield name
-        if state == INCOMING:
-            yield from store._names(INCOMING)
-
-
 class Sqlite(LocalStore):
     """One queue's jobs in the database file `path`."""
 
@@ -71,7 +57,7 @@ class Sqlite(LocalStore):
         LocalStore.__init__(self, config, clock, log, disk, folder, "%s/%s" % (folder.rstrip("/"), config.queue))
         lock = "%s/%s.lock" % (config.run_dir, path.rpartition("/")[2])
         self.db = database(path, disk, log, lock, self.owner, self._break)
-        self.view = ReadyView(_Listing(self), self.home, config.scan_cache, self.wait_s)
+        self.view = ReadyView(views.Listing(self), self.home, config.scan_cache, self.wait_s)
         self._reissue_to = 0  # dropped files with a SEQ up to this got it from a clock that had gone back
         self._shrink_at = None
         self._idle_mark = None
@@ -265,31 +251,9 @@ class Sqlite(LocalStore):
         from edgeq.store.tables import carry
         return carry
 
-    # --- views -----------------------------------------------------------------------------------------------
+    # --- views: tables/views.py ------------------------------------------------------------------------------
 
-    def entries(self, state):
-        """Entries of one state, in the order of file names."""
-        if state not in STATES:
-            return
-        for row in self.db.read("SELECT %s FROM jobs WHERE queue=? AND status=? ORDER BY priority, seq" % ENTRY_COLUMNS,
-                                (self.queue, state)):
-            yield entry_of(row)
-        if state == INCOMING:
-            yield from filter(None, (parse_name(INCOMING, name) for name in sorted(self._names(INCOMING))))
-
-    def find(self, id):
-        """(state, Entry or None, Record or None, Line or None) of an id; state None when nobody knows it."""
-        row = find_row(self, id)
-        if row is None:
-            line = find_line(self, id)
-            return (DONE, None, None, line) if line else find_file(self, id)
-        entry = entry_of(row)
-        try:
-            return entry.state, entry, read_row(self, row), None
-        except BadJob:
-            return entry.state, entry, None, None
-
-    done_lines = done_lines
+    entries, find, counts, done_lines = views.entries, views.find, views.counts, done.done_lines
 
     def last_error(self, id):
         """Of this boot from RAM, of an earlier one from the row."""
@@ -298,14 +262,3 @@ class Sqlite(LocalStore):
             row = self.db.one("SELECT last_error FROM jobs" + BY_ID, (self.queue, id))
             found = row[0] if row else ""
         return found
-
-    def counts(self, now, may_run=None):
-        """Counts of all states, from a fresh look."""
-        view, counts = self.view, Counts()
-        view.fill(now, may_run)
-        counts.ready, counts.delayed, counts.failed, counts.newer = view.ready_n, view.delayed_n, view.failed_n, view.newer_n
-        rows = dict(self.db.read("SELECT status, count(*) FROM jobs WHERE queue=? GROUP BY status", (self.queue,)))
-        counts.processing, counts.dead, counts.done = rows.get(PROCESSING, 0), rows.get(DLQ, 0), done_count(self)
-        counts.corrupt = sum(1 for _ in self.corrupt()) + len(self.db.bad_copies())
-        counts.oldest_at = self.oldest_at(now)
-        return counts
