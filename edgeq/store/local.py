@@ -12,19 +12,16 @@ from posix import O_APPEND, O_CLOEXEC, O_CREAT, O_NOFOLLOW, O_NONBLOCK, O_RDWR, 
 
 from edgeq import disk as seam
 from edgeq import record as records
-from edgeq.errors import BadConfig, BadJob, Busy, StoreDown
+from edgeq.errors import BadJob, Busy, StoreDown
 from edgeq.job import CORRUPT, DLQ, FAILED, FOLDERS, INCOMING, PROCESSING, Entry, Lease, is_word, parse_name, safe_name
 from edgeq.lease import Leases, is_alive
+from edgeq.store import folders
 from edgeq.store.ages import Ages
 from edgeq.store.pauses import Pauses
 from edgeq.store.seq import Sequence
 from edgeq.store.sync import Batch
 
-INCOMING_MODE, FOLDER_MODE, RUN_MODE = 0o3770, 0o2750, 0o755
-RUN_FILES = ("id.lock", "seq", "arrivals", "keys/index", "gone", "doubt")
-RUN_FOLDERS = ("leases", "wake", "keys", "ctl", "errors", "types", "workers", "cancel")
 MARK = "running"
-GROUPS_BYTES = 1 << 18  # of /etc/group, at most
 READABLE_BYTES = 1 << 20  # a payload up to this size can always be read back
 KEY_WAIT_S = 0.5  # how often a job looks whether the one with its key still runs
 UNCHANGED_S = 2  # a file that cannot be read is set aside only when nobody has touched it for so long
@@ -37,7 +34,7 @@ class LocalStore:
     """
 
     states = FOLDERS
-    run_folders = RUN_FOLDERS
+    run_folders = folders.RUN_FOLDERS
     look_every_s = None  # a store that cannot wake a sleeping worker now: how often that looks
     is_resident = is_dozing = False  # a worker that stays uses it; it waits outside this board, see `doze`
     reaps_everywhere = is_reap_due = False  # each worker reaps, not only the elected one; a lease just ran out
@@ -78,69 +75,7 @@ class LocalStore:
     def path(self, *parts):
         return "/".join((self.home,) + parts)
 
-    def make_folders(self):
-        """Make what is missing of the spool and of /run (B45); one file system, or BadConfig (B74)."""
-        owner, group = self.owner()
-        made, devices = [], set()
-        for path, mode in [(self.home.rpartition("/")[0], 0o755)] + self.folders()[::-1]:
-            status = _make_with_parents(self.disk, path, mode)
-            if status is None:
-                made.append((path, mode))
-                status = self.disk.lstat(path)
-            if path == self.home:
-                place = status.st_dev, status.st_ino
-            elif path.startswith(self.home):
-                devices.add(status.st_dev)
-        for path, mode in made:
-            if posix.geteuid() == 0:
-                posix.chown(path, owner, group)
-                posix.chmod(path, mode)  # chown clears the setgid bit
-        if made:
-            self.flush_folder("")
-        if len(devices) != 1:
-            raise BadConfig("start", self.home, "its folders lie on different file systems", "mount one file system for all")
-        self._notice_place(place)
-        self._make_run(owner, group)
-
-    def _notice_place(self, place):
-        """Another folder under our name, mounted over it (B44) or made again: it has a running mark and suspects of its own."""
-        if self._place not in (None, place):
-            self.log.warning("another folder", path=self.home, why="something was mounted over it, or it was made again")
-            self.is_marked = False
-            if self._mark() not in (None, self.clock.boot_id):
-                self.suspect_seq = self.seq.newest()
-        self._place = place
-
-    def folders(self):
-        """[(path, mode)] of the queue's own folders, the outermost last."""
-        return [(self.path(folder), INCOMING_MODE if folder == INCOMING else FOLDER_MODE) for folder in self.states] + [
-            (self.home, FOLDER_MODE)]
-
-    def owner(self):
-        """(uid, gid) that they have; looked up once."""
-        if self._ids is None:
-            self._ids = _owner(self.config)
-        return self._ids
-
-    def _make_run(self, owner, group):
-        uid = posix.geteuid()
-        found = []  # (path, status, mode): the wrapper may have made them, before any worker ran
-        for path in (self.config.run_dir, self.run) + tuple("%s/%s" % (self.run, folder) for folder in self.run_folders):
-            found.append((path, _make_with_parents(self.disk, path, RUN_MODE) or posix.stat(path), RUN_MODE))
-        self.seq.newest()  # seeds it
-        for name in RUN_FILES:
-            path = "%s/%s" % (self.run, name)
-            try:
-                status = self.disk.lstat(path)
-            except FileNotFoundError:
-                posix.close(posix.open(path, posix.O_CREAT | posix.O_WRONLY | posix.O_CLOEXEC, 0o660))
-                status = posix.stat(path)
-            found.append((path, status, 0o660))
-        for path, status, mode in found:
-            if uid == 0 and (status.st_uid, status.st_gid) != (owner, group):
-                posix.chown(path, owner, group)
-            if status.st_uid == uid and status.st_mode & 0o7777 != mode:
-                posix.chmod(path, mode)
+    make_folders, folders, owner = folders.make_folders, folders.folders, folders.owner
 
     def _begin(self):
         """A worker begins: folders, the claim on the store, the suspects of an unclean end (P4)."""
@@ -617,39 +552,6 @@ class LocalStore:
     def notes(self):
         """Sentences about the store itself that a person should know; [] when there is nothing to say."""
         return []
-
-
-def _owner(config):
-    """(uid, gid) of the spool's folders: the worker's user, group edgeq where there is one.
-
-    The group is looked up in /etc/group, as the wrapper's own user would find it on a board: to ask the C library for a group
-    that nobody has made loads and asks every name service there is, an eighth of a worker's start on Debian.
-    """
-    uid, gid = posix.geteuid(), posix.getegid()
-    if config.user:
-        import pwd
-        try:
-            uid, gid = pwd.getpwnam(config.user)[2:4]
-        except KeyError:
-            raise BadConfig("configuration", "USER=%s" % config.user, "no such user", "add it or correct the line") from None
-    try:
-        for line in seam.read_text("/etc/group", GROUPS_BYTES, follow=True).splitlines():
-            fields = line.split(":")
-            if fields[0] == "edgeq" and len(fields) > 2 and fields[2].isdecimal():
-                gid = int(fields[2])
-                break
-    except OSError:
-        pass  # no such file: no such group
-    return uid, gid
-
-
-def _make_with_parents(disk, path, mode):
-    """As Disk.make_folder, with parents of mode 0755."""
-    try:
-        return disk.make_folder(path, mode)
-    except FileNotFoundError:
-        _make_with_parents(disk, path.rpartition("/")[0], 0o755)
-        return disk.make_folder(path, mode)
 
 
 def poke(run, digit, everybody=False):
