@@ -15,13 +15,12 @@ from edgeq import record as records
 from edgeq.errors import BadJob, Busy, StoreDown
 from edgeq.job import CORRUPT, DLQ, FAILED, FOLDERS, INCOMING, PROCESSING, Entry, Lease, is_word, parse_name, safe_name
 from edgeq.lease import Leases, is_alive
-from edgeq.store import folders
+from edgeq.store import folders, mark
 from edgeq.store.ages import Ages
 from edgeq.store.pauses import Pauses
 from edgeq.store.seq import Sequence
 from edgeq.store.sync import Batch
 
-MARK = "running"
 READABLE_BYTES = 1 << 20  # a payload up to this size can always be read back
 KEY_WAIT_S = 0.5  # how often a job looks whether the one with its key still runs
 UNCHANGED_S = 2  # a file that cannot be read is set aside only when nobody has touched it for so long
@@ -84,44 +83,8 @@ class LocalStore:
         self.ages.look(self.clock.read())
         self._note_suspects(self._find_suspects())
 
-    def _find_suspects(self):
-        """The SEQ up to which jobs are suspect in this boot; 0 after a clean stop."""
-        mark, known = self._mark(), self._known_suspects()
-        if known is not None:
-            return known
-        if mark is None:
-            return 0
-        return self.seq.newest()  # of another boot; or of this one, but /run was emptied and nobody knows any more
-
-    def _known_suspects(self):
-        """What an earlier worker of this boot found, None when there was none."""
-        try:
-            seq, boot_id = seam.read_text(self.run + "/suspect").split()
-            return int(seq) if boot_id == self.clock.boot_id else None
-        except (FileNotFoundError, ValueError):
-            return None
-
-    def _note_suspects(self, seq):
-        self.suspect_seq = seq
-        seam.write_run(self.run + "/suspect", b"%d %s\n" % (seq, self.clock.boot_id.encode()))
-
-    def _mark(self):
-        """The boot id in the running mark, None without a mark."""
-        try:
-            return self.disk.read_file(self.path(MARK), 100).decode("ascii", "replace").strip()
-        except FileNotFoundError:
-            return None
-
-    def _mark_running(self):
-        """Before the first claim of a boot: the mark is on flash (P4)."""
-        if self._mark() != self.clock.boot_id:
-            # CRASH: without the mark nothing was claimed yet; with it the next boot suspects every job.
-            try:
-                self.disk.replace(self.home, MARK, self.clock.boot_id.encode() + b"\n")
-            except OSError:
-                self.is_broken = True  # it may be visible and not safe: `reopen` flushes it
-                raise
-        self.is_marked = True
+    _find_suspects, _known_suspects, _note_suspects = mark.find_suspects, mark.known_suspects, mark.note_suspects
+    _mark, _mark_running, carry_marks = mark.read_mark, mark.mark_running, mark.carry_marks
 
     def hang_up(self):
         """A verb is over: nothing that another process would miss stays open. Files, the kernel closes."""
@@ -534,16 +497,6 @@ class LocalStore:
     def let_go_done(self, now):
         self._usable()
         self._carrier().let_go_done(self, now)
-
-    def carry_marks(self, source, now):
-        """For a move: what `source` says beside its jobs, an unclean end (P4) and pauses."""
-        if source.home == self.home:
-            return
-        mark = source._mark()
-        if mark:
-            self.disk.replace(self.home, MARK, mark.encode() + b"\n")
-        for type, left_s in source.pauses.all(now).items():
-            self.pauses.set(type, int(left_s), now)
 
     def notice(self):
         """What the status line says when nothing worse is known; "" mostly."""

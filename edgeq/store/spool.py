@@ -21,7 +21,8 @@ from edgeq.job import DLQ, DONE, CORRUPT, FAILED, INCOMING, PROCESSING, Entry, p
 from edgeq.store import keys, rank
 from edgeq.store.base import Counts, Gauges
 from edgeq.store.journal import Journal, Line
-from edgeq.store.local import KEY_WAIT_S, MARK, LocalStore
+from edgeq.store.local import KEY_WAIT_S, LocalStore
+from edgeq.store.mark import MARK
 from edgeq.store.scan import ReadyView
 
 

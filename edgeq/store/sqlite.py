@@ -25,7 +25,8 @@ from edgeq import disk as seam
 from edgeq.errors import BadConfig, EdgeqError, StoreDown
 from edgeq.job import CORRUPT, INCOMING, PROCESSING, parse_name
 from edgeq.store.base import Gauges
-from edgeq.store.local import MARK, LocalStore
+from edgeq.store.local import LocalStore
+from edgeq.store.mark import MARK
 from edgeq.store.scan import ReadyView
 from edgeq.store.tables import claims, done, dropbox, settle, views
 from edgeq.store.tables.rows import BY_ID
