@@ -13,9 +13,9 @@ from posix import O_APPEND, O_CLOEXEC, O_CREAT, O_NOFOLLOW, O_NONBLOCK, O_RDWR, 
 from edgeq import disk as seam
 from edgeq import record as records
 from edgeq.errors import BadJob, Busy, StoreDown
-from edgeq.job import CORRUPT, DLQ, FAILED, FOLDERS, INCOMING, PROCESSING, Entry, Lease, is_word, parse_name, safe_name
+from edgeq.job import DLQ, FAILED, FOLDERS, INCOMING, PROCESSING, Entry, Lease, is_word, parse_name
 from edgeq.lease import Leases, is_alive
-from edgeq.store import folders, mark
+from edgeq.store import folders, mark, unreadable
 from edgeq.store.ages import Ages
 from edgeq.store.pauses import Pauses
 from edgeq.store.seq import Sequence
@@ -23,7 +23,6 @@ from edgeq.store.sync import Batch
 
 READABLE_BYTES = 1 << 20  # a payload up to this size can always be read back
 KEY_WAIT_S = 0.5  # how often a job looks whether the one with its key still runs
-UNCHANGED_S = 2  # a file that cannot be read is set aside only when nobody has touched it for so long
 
 
 class LocalStore:
@@ -98,10 +97,6 @@ class LocalStore:
             yield from self.disk.names(self.path(folder))
         except FileNotFoundError:
             return
-
-    def is_unsure(self, now):
-        later = [*self.view.doubtful.values(), *self.view.held_back.values()]
-        return any(0 < instant - now.boot <= UNCHANGED_S + 1 for instant in later)
 
     def is_trusted(self, now):
         return self.seq.is_trusted(now)
@@ -353,41 +348,8 @@ class LocalStore:
             return False  # ours, but we do not know it any more: a settle that failed half way
         return is_alive(int(parts[1]), int(parts[2]))
 
-    def doubt(self, folder, name, why, stamp, now):
-        """It cannot be read. Maybe somebody is still writing: set aside once it has not changed for 2 seconds."""
-        known = self._stamps.get(name)
-        if known and known[0] == stamp and now.boot - known[1] >= UNCHANGED_S:
-            del self._stamps[name]
-            self.set_aside(folder, name, why)
-            return
-        if known is None or known[0] != stamp:
-            if len(self._stamps) >= 4096:
-                self._stamps.clear()
-            self._stamps[name] = (stamp, now.boot)
-        self.view.doubtful[name] = self._stamps[name][1] + UNCHANGED_S
-        self.view.add_wait(name, self.view.doubtful[name])
-
-    def set_aside(self, folder, name, why):
-        """Whole into corrupt/, by one rename, with a one-line reason beside it (P6)."""
-        target = safe_name(name)
-        if self.disk.exists(self.path(CORRUPT, target)):
-            target = "%s.%s" % (target, seam.make_uuid()[:8])
-        try:
-            self.disk.rename(self.path(folder, name), self.path(CORRUPT, target))
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            self.log.error("cannot set aside", file="%s/%s" % (folder, name), error=error.strerror)
-            self.view.doubtful[name] = self.clock.read().boot + 60
-            return
-        self.set_aside_n += 1
-        self.view.doubtful.pop(name, None)
-        self.log.warning("set aside", file=target, why=why)
-        try:
-            self.disk.publish(self.path(CORRUPT), target + ".why", ("%s/%s: %s\n" % (
-                folder, safe_name(name), why)).encode("ascii", "backslashreplace"), flush=False)
-        except OSError as error:
-            self.log.warning("no reason beside it", file=target, error=error.strerror)
+    doubt, set_aside = unreadable.doubt, unreadable.set_aside
+    is_unsure, corrupt = unreadable.is_unsure, unreadable.corrupt
 
     def oldest_at(self, now):
         """The boot-clock instant at which the oldest ready job became ready; 0 when none is. Steps of the clock do not move it."""
@@ -466,16 +428,6 @@ class LocalStore:
     def holder(self, entry):
         """Who holds the claim `entry`: a Holder, or None."""
         return self.leases.read(entry.token)
-
-    def corrupt(self):
-        """(name, why) of what was set aside."""
-        for name in sorted(self._names(CORRUPT)):
-            if not name.endswith(".why"):
-                try:
-                    why = seam.read_text(self.path(CORRUPT, name + ".why")).strip()
-                except OSError:
-                    why = "no reason recorded"
-                yield name, why
 
     # --- `edgeq move`: see Parcel in store/base.py; the store's carry.py does it, imported on demand ------
 
