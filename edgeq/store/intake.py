@@ -13,7 +13,7 @@ from edgeq.errors import BadJob, Busy, CannotCreate, Duplicate, NotFound, StoreD
 from edgeq.job import DEFAULT_PRIORITY, DLQ, DONE, FAILED, INCOMING, PROCESSING, Entry, format_version, parse_name
 from edgeq.store import keys
 from edgeq.store.base import ALREADY_DEAD, ALREADY_DONE, ALREADY_QUEUED, QUEUED, Receipt
-from edgeq.store.local import poke
+from edgeq.store.arrivals import poke
 from edgeq.store.rank import has_whole_dead
 
 LOOKS = 50  # how often a moving job is looked for before we say busy

@@ -8,14 +8,14 @@ a claim is still where its lease says.
 """
 
 import posix
-from posix import O_APPEND, O_CLOEXEC, O_CREAT, O_NOFOLLOW, O_NONBLOCK, O_RDWR, O_WRONLY
+from posix import O_APPEND, O_CLOEXEC, O_CREAT, O_NOFOLLOW, O_WRONLY
 
 from edgeq import disk as seam
 from edgeq import record as records
 from edgeq.errors import BadJob, Busy, StoreDown
 from edgeq.job import DLQ, FAILED, FOLDERS, INCOMING, PROCESSING, Entry, Lease, is_word, parse_name
 from edgeq.lease import Leases, is_alive
-from edgeq.store import folders, mark, unreadable
+from edgeq.store import arrivals, folders, mark, unreadable
 from edgeq.store.ages import Ages
 from edgeq.store.pauses import Pauses
 from edgeq.store.seq import Sequence
@@ -188,26 +188,7 @@ class LocalStore:
     def _is_expired(self, entry, record, now):
         return bool(record.expires_s and self.seq.is_trusted(now) and self.ages.age_s(entry.seq, now) > record.expires_s)
 
-    def _is_overtaken(self):
-        """A producer published something more urgent than the head."""
-        digits = self._hear()
-        return bool(digits) and self.view.is_overtaken(digits)
-
-    def _hear(self):
-        """The PRIO digits that producers appended to R/arrivals since we last looked."""
-        path = self.run + "/arrivals"
-        try:
-            size = posix.stat(path).st_size
-            if size == self._heard:
-                return []
-            digits = seam.read_text(path, seam.READ_CHUNK)[self._heard:] if size > self._heard else "0"
-            self._heard = size
-            if size > 4096:
-                posix.truncate(path, 0)
-                self._heard = 0
-        except OSError:
-            return []
-        return [c for c in digits if c.isdigit()]
+    _hear, _is_overtaken = arrivals.hear, arrivals.is_overtaken
 
     def wait_s(self, entry, now):
         """A delayed entry's wait from now, never longer than its own delay; None: it waits for a trusted clock (P8)."""
@@ -457,37 +438,3 @@ class LocalStore:
     def notes(self):
         """Sentences about the store itself that a person should know; [] when there is nothing to say."""
         return []
-
-
-def poke(run, digit, everybody=False):
-    """Tell busy workers (R/arrivals) and wake sleeping ones (their FIFO). A lost poke costs one safety scan, no job.
-
-    everybody: busy ones, too, by their FIFO: for a person's wish, not for a producer.
-    """
-    try:
-        fd = posix.open(run + "/arrivals", O_WRONLY | O_APPEND | O_CLOEXEC)
-        try:
-            posix.write(fd, digit.encode())
-        finally:
-            posix.close(fd)
-        names = posix.listdir(run + "/wake")
-    except OSError:
-        return
-    for name in names:
-        if name.endswith(".asleep"):
-            _poke_one("%s/wake/%s" % (run, name[:-7]), digit)
-        elif everybody:
-            _poke_one("%s/wake/%s" % (run, name), digit)
-
-
-def _poke_one(path, digit):
-    try:
-        if posix.lstat(path).st_mode & seam.S_IFMT != seam.S_IFIFO:
-            return
-        fd = posix.open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC)
-        try:
-            posix.write(fd, digit.encode())
-        finally:
-            posix.close(fd)
-    except OSError:
-        pass  # gone or full: its reader is waking up already

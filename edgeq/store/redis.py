@@ -30,7 +30,8 @@ from edgeq.store.fleet.recover import Recover
 from edgeq.store.fleet.settle import Settle
 from edgeq.store.fleet.tend import Tend
 from edgeq.store.fleet.views import Views
-from edgeq.store.local import LocalStore, poke
+from edgeq.store.arrivals import poke
+from edgeq.store.local import LocalStore
 from edgeq.store.mark import MARK
 
 DOWN_MAX_S = 8

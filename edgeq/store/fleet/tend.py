@@ -5,7 +5,7 @@ from edgeq.errors import Busy, Duplicate, NotFound
 from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, is_word
 from edgeq.store.base import Parcel
 from edgeq.store.fleet.element import id_in, text_of, without_end
-from edgeq.store.local import poke
+from edgeq.store.arrivals import poke
 
 PER_PASS = 64
 PRUNE_AT_ONCE = 512

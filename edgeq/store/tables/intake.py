@@ -8,7 +8,7 @@ import posix
 from edgeq.errors import EdgeqError, StoreDown
 from edgeq.job import INCOMING
 from edgeq.store.base import ALREADY_QUEUED, QUEUED, Receipt
-from edgeq.store.local import poke
+from edgeq.store.arrivals import poke
 from edgeq.store.tables.dropbox import take_in
 from edgeq.store.tables.jobs import insert, standing
 from edgeq.store.tables.keys import waiting

@@ -3,7 +3,7 @@
 from edgeq.errors import BadJob, Busy, Duplicate, NotFound
 from edgeq.job import CORRUPT, DLQ, DONE, INCOMING, PROCESSING
 from edgeq.store import bounds
-from edgeq.store.local import poke
+from edgeq.store.arrivals import poke
 from edgeq.store.tables.done import drop_lines, is_done
 from edgeq.store.tables.dropbox import take_in
 from edgeq.store.tables.jobs import find_row, read_row
