@@ -1,7 +1,8 @@
-"""What every store on the board's own disk stands on: its folders, its folder in RAM, the running mark, what cannot be read.
+"""What every store on the board's own disk stands on: a flush that may fail, records in files, the walk as far as it is the same.
 
 Beside a database as in a spool there lie `incoming/` (shell producers drop jobs there, people drop files), `corrupt/`, the
 running mark (P4) and the pause marks; leases, last errors and wake-ups lie in RAM. docs/files.md has them to the byte.
+Its rooms: folders, mark, arrivals, unreadable; a method that is a function of one of them stands in a list below `__init__`.
 
 A store made of this class has the attribute `view` (a ReadyView), the verb `entries`, and says in `_has_claim` whether
 a claim is still where its lease says.
@@ -60,6 +61,12 @@ class LocalStore:
         self._alive = seam.Lock(self.run + "/alive", shared=True)
         self._heard = 0  # bytes of R/arrivals already read
 
+    _mark, _mark_running, carry_marks = mark.read_mark, mark.mark_running, mark.carry_marks
+    _find_suspects, _known_suspects, _note_suspects = mark.find_suspects, mark.known_suspects, mark.note_suspects
+    _hear, _is_overtaken = arrivals.hear, arrivals.is_overtaken
+    doubt, set_aside, is_unsure, corrupt = unreadable.doubt, unreadable.set_aside, unreadable.is_unsure, unreadable.corrupt
+    make_folders, folders, owner = folders.make_folders, folders.folders, folders.owner
+
     def can_hold(self, id):
         """For a move: whether a job may have this id here."""
         return is_word(id)
@@ -73,17 +80,12 @@ class LocalStore:
     def path(self, *parts):
         return "/".join((self.home,) + parts)
 
-    make_folders, folders, owner = folders.make_folders, folders.folders, folders.owner
-
     def _begin(self):
         """A worker begins: folders, the claim on the store, the suspects of an unclean end (P4)."""
         self.make_folders()
         self._alive.take()
         self.ages.look(self.clock.read())
         self._note_suspects(self._find_suspects())
-
-    _find_suspects, _known_suspects, _note_suspects = mark.find_suspects, mark.known_suspects, mark.note_suspects
-    _mark, _mark_running, carry_marks = mark.read_mark, mark.mark_running, mark.carry_marks
 
     def hang_up(self):
         """A verb is over: nothing that another process would miss stays open. Files, the kernel closes."""
@@ -104,6 +106,8 @@ class LocalStore:
     @property
     def blocked(self):
         return self.view.blocked
+
+    # --- flushed, or not to be believed -------------------------------------------------------------------
 
     def _flush(self, fd):
         try:
@@ -161,6 +165,8 @@ class LocalStore:
             self.is_broken = True
             raise
 
+    # --- records in files ---------------------------------------------------------------------------------
+
     def readable_bytes(self):
         """The largest payload that is read back: what was accepted stays readable when MAX_PAYLOAD_KB is lowered later."""
         return max(4 * self.config.max_payload_bytes, READABLE_BYTES)
@@ -187,8 +193,6 @@ class LocalStore:
 
     def _is_expired(self, entry, record, now):
         return bool(record.expires_s and self.seq.is_trusted(now) and self.ages.age_s(entry.seq, now) > record.expires_s)
-
-    _hear, _is_overtaken = arrivals.hear, arrivals.is_overtaken
 
     def wait_s(self, entry, now):
         """A delayed entry's wait from now, never longer than its own delay; None: it waits for a trusted clock (P8)."""
@@ -328,9 +332,6 @@ class LocalStore:
         if (int(parts[1]), int(parts[2])) == (self.leases.pid, self.leases.start):
             return False  # ours, but we do not know it any more: a settle that failed half way
         return is_alive(int(parts[1]), int(parts[2]))
-
-    doubt, set_aside = unreadable.doubt, unreadable.set_aside
-    is_unsure, corrupt = unreadable.is_unsure, unreadable.corrupt
 
     def oldest_at(self, now):
         """The boot-clock instant at which the oldest ready job became ready; 0 when none is. Steps of the clock do not move it."""
