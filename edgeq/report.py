@@ -62,7 +62,7 @@ class Reporter:
         self.tally, self.tally_path = Tally(), "%s/workers/%s" % (self.run, name)
         self.is_changed, self.due_at = True, 0.0
         self.line = ""
-        self._counts = Counts()
+        self._counts, self._log_at = Counts(), None
 
     def write(self, now, worker, trouble):
         """Tell all of it; the trouble, which is a new one when the store's jobs could not be counted. OSError: /run's."""
@@ -80,6 +80,26 @@ class Reporter:
             disk.forget(self.tally_path)
         except OSError:
             pass
+
+    def takes_turn(self, now):
+        """True when the line is due in the log: each REPORT_S. On demand workers come and go within it: one of them does it."""
+        path, gap_s = self.run + "/reported", self.config.report_s
+        if not gap_s:
+            return False
+        try:
+            if self._log_at is None:
+                self._log_at = int(disk.read_text(path)) + gap_s if self.config.linger_s else 0
+        except (OSError, ValueError):  # none did in this boot
+            self._log_at = 0
+        if now.boot < self._log_at:
+            return False
+        self._log_at = now.boot + gap_s
+        if self.config.linger_s:
+            try:
+                disk.write_run(path, b"%d\n" % now.boot)
+            except OSError:
+                pass  # RAM is full: said once more than needed
+        return True
 
     def _write_tally(self, now):
         tally, gauges = self.tally, self.store.gauges()

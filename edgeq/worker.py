@@ -6,7 +6,7 @@ asleep until the safety scan (P10). Before it sleeps it says so (`NAME.asleep`),
 enqueue either sees the sign and pokes, or comes before the look.
 
 Our own disk's trouble never costs a job a try: a claim that cannot be settled now keeps its lease and is settled when the
-store is back (`_unsettled`), with growing pauses; nothing new is claimed meanwhile.
+store is back (settle.py), with growing pauses (outage.py); nothing new is claimed meanwhile.
 
 Signals: TERM and INT let running handlers finish within GRACE_S, then end them, put the rest back and leave (a second one
 does not wait); HUP reads the configuration again; CHLD wakes the loop.
@@ -17,16 +17,17 @@ from select import POLLIN, poll as make_poll
 
 from edgeq import config as configuration
 from edgeq import disk as seam
-from edgeq.errors import BadConfig, BadPassword, EdgeqError, LeaseLost, OK, TRY_LATER, NO_ROOM, IO_ERROR
+from edgeq.errors import BadConfig, BadPassword, EdgeqError, OK, TRY_LATER, IO_ERROR
 from edgeq.execute import Executor
 from edgeq.gate import Gate
-from edgeq.job import Ack, Bury, Drop, GiveBack, Hold, PROCESSING, Retry
+from edgeq.job import Bury, Hold, PROCESSING
 from edgeq.lease import start_time
-from edgeq.log import escape
+from edgeq.outage import Outage
 from edgeq.policy import after_death, decide
 from edgeq.reap import end_survivors, reap
 from edgeq.report import Reporter, read_tallies
 from edgeq.retain import retain, sweep_run
+from edgeq.settle import Settler
 from edgeq.space import Guard, find_mount, is_mounted
 from edgeq.spawn import CannotStart, Shortage
 from edgeq.store.base import PER_PASS
@@ -36,7 +37,6 @@ KILL_AFTER_S = 2  # between TERM and KILL of handlers that outlived the grace of
 SURPLUS_GAP_S = 0.5  # between two passes of prune while there is more to remove
 SETTLED_A_SCAN = 1000  # so many ends bring a safety scan forward: what a busy minute leaves is bounded, too
 FROZEN_SCANS = 3  # as in the guard (overlay/usr/bin/edgeq, check_life)
-DOWN_FIRST_S = 1
 LINGER_MIN_S = 1.1  # the guard compares times of change in whole seconds, see _write_next_due
 ONCE_TRIES = 3  # how often `work --once` meets a store that is down before it says so
 
@@ -59,13 +59,11 @@ class Worker:
         self.wakeups = Wakeups(self.run_path, self.name, self.poll)
         self.reporter = Reporter(config, clock.boot_id, self.name, store, self.gate, self.guard, _in_ram)
         self.tally = self.reporter.tally
-        self._unsettled = []  # (lease, verdict, outcome) the store could not take
-        self._down_until = self._down_wait_s = 0.0
-        self._down_n = 0
-        self._down_why = ""
+        self.outage = Outage(store, self.guard, self.reporter, log)
+        self.settler = Settler(store, config, self.gate, self.reporter, self.outage, log, self._go_down)
         self._is_stopping = False
         self._kill_at, self._leave_by = None, 0.0
-        self._safety_at = self._beat_at = self._report_at = 0.0
+        self._safety_at = self._beat_at = 0.0
         self._scanned_n = 0  # jobs that had ended at the last safety scan
         self._idle_since = None
         self._looked_ns = 0  # incoming/'s time of change, as of the last look
@@ -95,7 +93,7 @@ class Worker:
         self._heed_cancels(now)
         self.executor.tick(now)
         self._keep_alive(now)
-        self._settle_again(now)
+        self.settler.settle_again(now)
         self._flush_if_due(now)
         if now.boot >= self._safety_at or self._ended_n() - self._scanned_n >= SETTLED_A_SCAN:
             self._safety_scan(now)
@@ -113,10 +111,10 @@ class Worker:
     def _is_finished(self, now, is_asleep):
         if self._is_stopping:
             is_patient = self.wakeups.terms_n < 2 and now.boot < self._leave_by
-            return not self.executor.running and not (self._unsettled and is_patient)
-        if self.executor.running or self._unsettled:
+            return not self.executor.running and not (self.settler.unsettled and is_patient)
+        if self.executor.running or self.settler.unsettled:
             return False
-        if not is_asleep or self._down_until > now.boot:
+        if not is_asleep or self.outage.is_on(now):
             return False
         if self.once:
             return not self.store.is_unsure(now)
@@ -129,7 +127,7 @@ class Worker:
         now = self.clock.read()
         is_lingering = not self._is_stopping and not self.once
         try:
-            self.store.close(now, clean=not is_lingering and not self._unsettled)
+            self.store.close(now, clean=not is_lingering and not self.settler.unsettled)
         except (OSError, EdgeqError) as error:
             self.log.error("stop", error=error)
             return IO_ERROR
@@ -185,7 +183,7 @@ class Worker:
 
     def _doze(self, now, until):
         """(descriptor, instant): what a store beyond this board tells by, and until when to wait for it; None where it has none."""
-        is_wanted = self._has_slot() and not self._is_stopping and not self._unsettled and now.boot >= self._down_until
+        is_wanted = self._has_slot() and not self._is_stopping and not self.settler.unsettled and not self.outage.is_on(now)
         try:
             if not is_wanted:
                 self.store.wake()
@@ -209,12 +207,12 @@ class Worker:
     def _next_instant(self, now):
         """The boot-clock instant at which something is to be done whatever happens."""
         instants = [self._safety_at, self.executor.next_deadline(), self._kill_at]
-        if self.executor.running or self._unsettled:
+        if self.executor.running or self.settler.unsettled:
             instants.append(self._beat_at)
         instants.append(self.store.flush_due_at() if not self.store.is_broken else None)
-        if self._down_until > now.boot:
-            instants.append(self._down_until)
-        elif self._has_slot() and not self._is_stopping and not self._unsettled:
+        if self.outage.is_on(now):
+            instants.append(self.outage.until)
+        elif self._has_slot() and not self._is_stopping and not self.settler.unsettled:
             instants.append(self.store.next_due(now))
             instants.append(self.gate.next_change(now))
             if self.store.look_every_s:
@@ -278,7 +276,7 @@ class Worker:
 
     def _fill_slots(self, now):
         """Start what is ready while there are slots; True when a fresh look found nothing to start."""
-        if self._is_stopping or not self._has_slot() or self._unsettled or now.boot < self._down_until:
+        if self._is_stopping or not self._has_slot() or self.settler.unsettled or self.outage.is_on(now):
             return False
         if self._is_only_output and self.store.is_dozing:
             return False  # a handler said something: nothing new to start
@@ -292,14 +290,14 @@ class Worker:
                 lease = self.store.claim(now, lambda type: self.gate.may_run(type, now), self.config.lease_s, is_stale)
                 if lease:
                     self._start_guarded(lease, now)
-                    if self._unsettled or now.boot < self._down_until:
+                    if self.settler.unsettled or self.outage.is_on(now):
                         return False
-                    self._recovered()
+                    self.outage.end()
                     continue
                 if self.store.adopt(now):
                     continue
                 if is_fresh:
-                    self._recovered()
+                    self.outage.end()
                     self._was_blocked = bool(self.store.blocked)
                     return True
                 self.wakeups.say_asleep()  # before the last look: whoever comes after it sees the sign
@@ -317,10 +315,10 @@ class Worker:
         try:
             self._start(lease, now)
         except (OSError, EdgeqError) as error:
-            self._settle(lease, Hold("", str(error)), None, now)
+            self.settler.settle(lease, Hold("", str(error)), None, now)
             self._go_down(now, error)
         except Exception as error:
-            self._settle(lease, Hold("held", "edgeq bug: %s: %s" % (type(error).__name__, error)), None, now)
+            self.settler.settle(lease, Hold("held", "edgeq bug: %s: %s" % (type(error).__name__, error)), None, now)
 
     def _start(self, lease, now):
         entry = lease.entry
@@ -329,19 +327,19 @@ class Worker:
         settings = self.gate.settings(entry.type)
         max_attempts = lease.record.max_attempts or settings.max_attempts
         if entry.attempts > max_attempts:
-            self._settle(lease, Bury(lease.last_error or "interrupted at each of its tries"), None, now)
+            self.settler.settle(lease, Bury(lease.last_error or "interrupted at each of its tries"), None, now)
             return
         if self.gate.is_paused(entry.type, now):
             # RACE: paused between look and claim. Whoever paused and saw nothing running must be right (OTA).
-            self._settle(lease, Hold("", "paused"), None, now)
+            self.settler.settle(lease, Hold("", "paused"), None, now)
             return
         try:
             self.executor.start(lease, settings, max_attempts, now)
             self.gate.started(entry.type)
         except CannotStart as error:
-            self._settle(lease, Hold("held", error.why), None, now)
+            self.settler.settle(lease, Hold("held", error.why), None, now)
         except Shortage as error:
-            self._settle(lease, Hold("", error.why), None, now)
+            self.settler.settle(lease, Hold("", error.why), None, now)
             self._go_down(now, error)
 
     def _keep_alive(self, now):
@@ -352,7 +350,7 @@ class Worker:
         slots = {id(slot.lease): slot for slot in self.executor.running.values()}
         for slot in slots.values():
             slot.lease.handler = (slot.pid, slot.start)
-        leases = [slot.lease for slot in slots.values()] + [lease for lease, _, _ in self._unsettled]
+        leases = [slot.lease for slot in slots.values()] + self.settler.leases()
         try:
             lost = self.store.heartbeat(leases, now, self.config.lease_s)
         except OSError as error:
@@ -363,7 +361,7 @@ class Worker:
             if id(lease) in slots:
                 self.executor.abandon(slots[id(lease)])
                 self.gate.ended(lease.entry.type)
-            self._unsettled = [left for left in self._unsettled if left[0] is not lease]
+            self.settler.give_up(lease)
 
     # --- settle -----------------------------------------------------------------------------------------------
 
@@ -378,76 +376,10 @@ class Worker:
                 self._is_freed = True  # what waits of it was passed over in the last listing, and may be first in line
             verdict = decide(lease.entry.attempts, lease.record.max_attempts or settings.max_attempts, outcome, settings,
                              self.config.jitter, _draw)
-            self._settle(lease, verdict, outcome, now)
-
-    def _settle(self, lease, verdict, outcome, now):
-        """Carry a verdict out; what the store cannot take now is kept and tried again, with its lease alive."""
-        try:
-            self._carry_out(lease, verdict, outcome, now)
-        except LeaseLost:
-            self.log.warning("late", id=lease.entry.id, because="the claim is somebody else's now")
-        except (OSError, EdgeqError) as error:
-            self._unsettled.append((lease, verdict, outcome))
-            self._go_down(now, error)
-
-    def _carry_out(self, lease, verdict, outcome, now):
-        entry, type = lease.entry, lease.entry.type
-        ms = int(outcome.duration_s * 1000) if outcome else 0
-        if isinstance(verdict, Ack):
-            self.store.ack(lease, now, verdict.note, ms)
-            self.tally.done_n += 1
-            self.gate.succeeded(type)
-            self.log.debug("done", id=entry.id, type=type, attempt=entry.attempts, ms=ms)
-        elif isinstance(verdict, Retry):
-            self.store.retry(lease, verdict.wait_s, verdict.why, now)
-            self.tally.count_retry(now.boot)
-            self._note_error(entry, verdict.why, now)
-            self.log.info("retry", id=entry.id, type=type, attempt=entry.attempts, why=verdict.why, wait_s=round(verdict.wait_s, 1))
-        elif isinstance(verdict, Bury):
-            limit = lease.record.max_attempts or self.gate.settings(type).max_attempts
-            self.store.bury(lease, verdict.why, now, min(entry.attempts, limit))
-            self.tally.buried_n += 1
-            self._note_error(entry, verdict.why, now)
-            self.log.warning("dead", id=entry.id, type=type, attempt=entry.attempts, why=verdict.why,
-                             output=outcome.tail[-400:] if outcome else "")
-        elif isinstance(verdict, Hold):
-            self.store.hold(lease, verdict.why, outcome is not None, now)
-            if verdict.kind:
-                self._note_error(entry, verdict.why, now)
-                self.gate.close(type, verdict.kind, verdict.why, now)
-        elif isinstance(verdict, GiveBack):
-            self.store.give_back(lease, verdict.why, now)
-            self.log.info("given back", id=entry.id, type=type, why=verdict.why)
-        elif isinstance(verdict, Drop):
-            self.store.drop(lease, verdict.why, now)
-            seam.forget("%s/cancel/%s" % (self.run_path, lease.token))  # says so: it is gone for good
-            self.log.info("cancelled", id=entry.id, type=type)
-        if isinstance(verdict, (Ack, Retry)) and self.gate.settings(type).sync_jobs == 1:
-            self.store.flush(now)
+            self.settler.settle(lease, verdict, outcome, now)
 
     def _ended_n(self):
         return self.tally.done_n + self.tally.buried_n
-
-    def _note_error(self, entry, why, now):
-        self.tally.note_error(escape("%s %s: %s" % (entry.type, entry.id, why)), now.boot)
-
-    def _settle_again(self, now):
-        """What could not be settled, once the store may be back."""
-        if now.boot < self._down_until:
-            return
-        try:
-            if self.store.is_broken:
-                self.store.reopen(now)
-                self.log.info("reopened", store=self.store.root)  # well again only when a claim or a look succeeds (B17)
-        except (OSError, EdgeqError) as error:
-            self._go_down(now, error)
-            return
-        waiting, self._unsettled = self._unsettled, []
-        for at, (lease, verdict, outcome) in enumerate(waiting):
-            self._settle(lease, verdict, outcome, now)
-            if now.boot < self._down_until:
-                self._unsettled += waiting[at + 1:]
-                return
 
     def _is_drained(self, now):
         """Everything is paused: what was done is made safe at once, somebody may be waiting for it (OTA)."""
@@ -455,7 +387,7 @@ class Worker:
 
     def _flush_if_due(self, now, is_asleep=False):
         due_at = self.store.flush_due_at()
-        if self.store.is_broken or now.boot < self._down_until or due_at is None:
+        if self.store.is_broken or self.outage.is_on(now) or due_at is None:
             return
         if now.boot >= due_at or not self.executor.running and (self._is_stopping or is_asleep and self._is_drained(now)):
             try:
@@ -463,28 +395,13 @@ class Worker:
             except (OSError, EdgeqError) as error:
                 self._go_down(now, error)
 
-    # --- trouble with our own disk ------------------------------------------------------------------------------
-
     def _go_down(self, now, error):
-        """Pause, longer each time; said once, then once a minute (the log counts repeats). A refused password ends the worker."""
+        """Trouble with our own disk. A refused password ends the worker, and `--once` tries only so often."""
         if isinstance(error, BadPassword) and not self.executor.running:
             raise error
-        self._down_n += 1
-        self._down_wait_s = min(max(self._down_wait_s * 2, DOWN_FIRST_S), self.store.down_max_s)
-        self._down_until = now.boot + self._down_wait_s * (1 - self.store.down_jitter * _draw())
-        self._down_why = str(error)
-        self.reporter.is_changed = True
-        self.tally.note_error(escape(self._down_why), now.boot)
-        self.log.error("store", error=error)
-        if isinstance(error, OSError) and error.errno in NO_ROOM:
-            self.guard.drop_ballast()
-        if self.once and self._down_n >= ONCE_TRIES and not self.executor.running:
+        self.outage.begin(now, error)
+        if self.once and self.outage.n >= ONCE_TRIES and not self.executor.running:
             raise error if isinstance(error, (OSError, EdgeqError)) else EdgeqError("work", self.store.root, error)
-
-    def _recovered(self):
-        if self._down_n or self._down_why:
-            self._down_n, self._down_wait_s, self._down_why = 0, 0.0, ""
-            self.reporter.is_changed = True
 
     # --- the safety scan, and what only the elected worker does ----------------------------------------------------
 
@@ -499,7 +416,7 @@ class Worker:
                 self.elected.drop()
                 self.elected.take(wait=False)
             self.tally.is_elected = self.elected.fd >= 0
-            is_up = not self.store.is_broken and now.boot >= self._down_until
+            is_up = not self.store.is_broken and not self.outage.is_on(now)
             if is_up and (self.tally.is_elected or self.store.reaps_everywhere or self._is_elected_one_frozen(now)):
                 self._reap(now)
             if is_up and self.tally.is_elected:
@@ -509,8 +426,7 @@ class Worker:
                 self.guard.load_ballast()
         except (OSError, EdgeqError) as error:
             self._go_down(now, error)
-        if self.tally.is_elected and self.config.report_s and now.boot >= self._report_at:
-            self._report_at = now.boot + self.config.report_s
+        if self.tally.is_elected and self.reporter.takes_turn(now):
             self._write_status(now)
             self.log.info("status " + self.reporter.line)
 
@@ -544,11 +460,11 @@ class Worker:
 
         self.store.sweep_dead(now)
         for lease, verdict in reap(self.store, now, self.config.lease_s, end, judge, self.log):
-            self._settle(lease, verdict, None, now)
+            self.settler.settle(lease, verdict, None, now)
 
     def _write_status(self, now, worker="up"):
         try:
-            self._down_why = self.reporter.write(now, worker, self._down_why)
+            self.outage.why = self.reporter.write(now, worker, self.outage.why)
         except OSError as error:
             self.log.warning("status", error=error.strerror)
 

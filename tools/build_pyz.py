@@ -1,6 +1,6 @@
 """Build dist/edgeq.pyz: the whole program in one file that a board can run.
 
-    python3 tools/build_pyz.py [-o FILE] [--source DIR] [--redis DIR]
+    python3 tools/build_pyz.py [-o FILE] [--source DIR] [--no-source] [--no-sqlite | --redis DIR]
 
 What it promises
     The same source and the same interpreter give the same bytes, wherever and
@@ -30,6 +30,9 @@ What it leaves out
     store/redis.py and what only it needs: the device has no Redis. `--redis DIR` keeps them and bundles redis-py,
     the package's folder DIR, for dist/edgeq-redis.pyz.
 
+    --no-source: NAME.py where NAME.pyc is, for an image that has just one Python; another minor says so and ends. --no-sqlite: the
+    SQLite store, for an image whose Python has no sqlite3. Both together take a third off what flash keeps.
+
 How it fails
     One line on stderr and exit 1; the old file stays. The new one takes its place
     by one rename, so that a test or a running worker never sees half of it.
@@ -52,11 +55,13 @@ import zipfile
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGE = "edgeq"
 LEFT_OUT = ("edgeq/store/redis.py", "edgeq/store/fleet/", "edgeq/api.py")  # how their names begin
+SQLITE = ("edgeq/store/sqlite", "edgeq/store/tables/")
 # Verbs that a person types now and then: source only. Their byte code would take more flash than the
 # milliseconds of compiling them are worth; the worker, enqueue and status never load them.
 RARE_VERBS = ("check", "forward", "jobs", "log", "move", "operate", "preflight", "stop", "top")
 RARE_ROOMS = ("audit", "carry", "tables/carry", "tables/operate")
 SOURCE_ONLY = {"edgeq/cli/%s.py" % name for name in RARE_VERBS} | {"edgeq/store/%s.py" % name for name in RARE_ROOMS}
+ALWAYS_SOURCE = ("__main__.py", "edgeq_start.py")  # what tells another interpreter what is wrong
 OLDEST = (3, 11)
 NO_SERVICE = 69
 
@@ -73,13 +78,20 @@ def start(argv):
     sys.argv = argv
     import gc
     gc.disable()  # nothing of what is imported is garbage: looking for some is a tenth of our start (cli/__init__.py: open_store)
-    from edgeq.cli import main
+    try:
+        from edgeq.cli import main
+    except ImportError as error:
+        if "magic" not in str(error):
+            raise
+        sys.stderr.write("edgeq: cannot start on Python %d.%d: this file holds byte code for Python {minor} and no source:"
+                         " build it for this one, or name the other in EDGEQ_PYTHON\\n" % sys.version_info[:2])
+        sys.exit({code})
     code = main(argv[1:])
     # Everything was written by write(2): to take the interpreter apart would free, for 2 ms, what the kernel frees anyway, and
     # what Python itself could not tell (of a wake-up pipe that fails) would make it exit 120.
     import posix
     posix._exit(code or 0)
-""".format(version=OLDEST, oldest="%d.%d" % OLDEST, code=NO_SERVICE)
+""".format(version=OLDEST, oldest="%d.%d" % OLDEST, code=NO_SERVICE, minor="%d.%d" % sys.version_info[:2])
 
 MAIN = """import sys
 from edgeq_start import start
@@ -287,9 +299,9 @@ def find_licence(site):
     return os.path.join(REPO, "tools", "redis-py.LICENSE")
 
 
-def collect(source, redis_py=None):
+def collect(source, redis_py=None, has_source=True, has_sqlite=True):
     """All entries of the archive: {name: bytes}. redis_py: the folder of redis-py, for the Redis edition."""
-    names = find_modules(source, PACKAGE, () if redis_py else LEFT_OUT)
+    names = find_modules(source, PACKAGE, () if redis_py else LEFT_OUT if has_sqlite else LEFT_OUT + SQLITE)
     if PACKAGE + "/__init__.py" not in names:
         raise SystemExit("build_pyz: no package %s in %s" % (PACKAGE, source))
     texts = {"__main__.py": MAIN.encode(), "edgeq_start.py": START.encode()}
@@ -303,6 +315,8 @@ def collect(source, redis_py=None):
     entries = dict(texts)
     for name, code in compile_modules({name: text for name, text in texts.items() if name not in SOURCE_ONLY}).items():
         entries[name + "c"] = as_pyc(code, texts[name])
+    if not has_source:
+        entries = {name: data for name, data in entries.items() if name + "c" not in entries or name in ALWAYS_SOURCE}
     return dict(entries, **collect_redis(redis_py)) if redis_py else entries
 
 
@@ -378,11 +392,15 @@ def main(argv):
                         help="dist/edgeq.pyz, with --redis dist/edgeq-redis.pyz")
     parser.add_argument("--source", default=REPO, metavar="DIR", help="the folder that holds edgeq/")
     parser.add_argument("--redis", metavar="DIR", help="the folder redis/ of redis-py, to bundle it")
+    parser.add_argument("--no-source", action="store_true", help="byte code alone: for an image with this very minor of Python")
+    parser.add_argument("--no-sqlite", action="store_true", help="without the SQLite store")
     options = parser.parse_args(argv)
+    if options.redis and options.no_sqlite:
+        parser.error("--no-sqlite is for a board, --redis for a fleet")
     options.output = options.output or os.path.join(REPO, "dist", "edgeq-redis.pyz" if options.redis else "edgeq.pyz")
     if sys.version_info < OLDEST:
         raise SystemExit("build_pyz: Python %d.%d or newer is needed" % OLDEST)
-    entries = collect(options.source, options.redis)
+    entries = collect(options.source, options.redis, not options.no_source, not options.no_sqlite)
     data = pack(entries)
     try:
         replace(options.output, data)

@@ -40,7 +40,8 @@ sys.path.insert(0, REPO)
 from tools import image  # noqa: E402
 
 PYZ = os.path.join(REPO, "dist", "edgeq.pyz")
-WRAPPER = os.path.join(REPO, "overlay/usr/bin/edgeq")
+BUILDER = os.path.join(REPO, "tools/build_pyz.py")
+WRAPPER = os.path.join(REPO, "dist/edgeq")
 PROBE = os.path.join(REPO, "tools/probe.py")
 RAM = "/dev/shm"
 LIMIT_S, ARM_LIMIT_S = 300, 1800
@@ -232,14 +233,15 @@ def measure_size(place):
     entries = zipfile.ZipFile(PYZ).infolist()
     sizes = {"zipapp": os.path.getsize(PYZ), "byte_code": sum(e.file_size for e in entries if e.filename.endswith(".pyc")),
              "source": sum(e.file_size for e in entries if e.filename.endswith(".py"))}
-    folder = os.path.join(place.root, "root")
-    os.mkdir(folder)
-    shutil.copy(PYZ, folder)
-    for kind in ("xz", "gzip"):
-        image = os.path.join(place.root, kind)
-        subprocess.run([mksquashfs, folder, image, "-comp", kind, "-noappend", "-nopad", "-all-root"], check=True,
-                       stdout=subprocess.DEVNULL)
-        sizes["squashfs_" + kind] = os.path.getsize(image)
+    lean = os.path.join(place.root, "lean.pyz")
+    subprocess.run([place.python, BUILDER, "--no-source", "--no-sqlite", "-o", lean], check=True, stdout=subprocess.DEVNULL)
+    sizes["lean"] = os.path.getsize(lean)
+    for name, file in (("", PYZ), ("lean_", lean)):
+        for kind in ("xz", "gzip"):
+            image = os.path.join(place.root, kind)
+            subprocess.run([mksquashfs, file, image, "-comp", kind, "-noappend", "-nopad", "-all-root"], check=True,
+                           stdout=subprocess.DEVNULL)
+            sizes[name + "squashfs_" + kind] = os.path.getsize(image)
     return sizes
 
 
@@ -302,6 +304,8 @@ def rows(figures):
     yield "  of which byte code", "", size["byte_code"] / KB, "KB", 160
     yield "zipapp in squashfs, xz", "", size["squashfs_xz"] / KB, "KB", 110
     yield "zipapp in squashfs, gzip", "", size["squashfs_gzip"] / KB, "KB", None
+    yield "zipapp without source and SQLite, stored", "", size["lean"] / KB, "KB", None
+    yield "  in squashfs, xz", "", size["lean_squashfs_xz"] / KB, "KB", None
     yield "idle: writes below the spool", here, idle["writes_below_spool"], "", 0
     yield "idle: wake-ups a safety scan", here, idle["wakeups_a_scan"], "", 1 + 1 / idle["scans"]
     yield "idle: system calls a safety scan", here, idle["calls_a_scan"], "", None

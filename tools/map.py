@@ -20,7 +20,8 @@ FLOORS = [
     ("the ground", ["__init__", "errors", "clock", "disk", "log", "spawn"]),
     ("what a job is", ["job", "record", "config", "lease", "policy"]),
     ("where jobs are kept", ["store/"]),
-    ("the rooms that do not know each other", ["space", "enqueue", "gate", "execute", "reap", "retain", "report", "wake"]),
+    ("the rooms that do not know each other", ["space", "enqueue", "gate", "execute", "settle", "reap", "retain", "report",
+                                               "outage", "wake"]),
     ("the walk", ["worker"]),
     ("the door", ["cli/", "cli", "__main__", "api"]),
 ]

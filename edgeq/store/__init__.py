@@ -8,6 +8,8 @@ BACKENDS = {  # scheme: module with a function open_backend(config, clock, log, 
     "redis": "edgeq.store.redis",
     "rediss": "edgeq.store.redis",
 }
+REMEDIES = {"sqlite": "the image was built without it: build edgeq with it, or use the spool"}
+REMEDY = "pip install edgeq[redis], or use edgeq-redis.pyz"
 
 
 def open_store(config, clock, log, disk=None):
@@ -22,5 +24,5 @@ def open_store(config, clock, log, disk=None):
         if error.name != BACKENDS[scheme]:
             raise
         raise BadConfig("configuration", "STORE=%s:..." % scheme, "this edition has no such store",
-                        "pip install edgeq[redis], or use edgeq-redis.pyz") from None
+                        REMEDIES.get(scheme, REMEDY)) from None
     return module.open_backend(config, clock, log, disk)

@@ -55,7 +55,7 @@ class LocalStore:
         self._place = None  # device and inode of the queue's own folder
         self.dots = {}  # dot-file -> boot-clock instant at which it was first seen
         self.set_aside_n = self.dropped_n = self.expired_n = 0
-        self._mine = set()  # tokens of our claims, settled but unflushed ones included
+        self._mine = {}  # token -> id of our claims, settled but unflushed ones included
         self._stamps = {}  # name of a file that could not be read -> (size and time, first seen)
         self._ids = None
         self._alive = seam.Lock(self.run + "/alive", shared=True)
@@ -284,7 +284,7 @@ class LocalStore:
 
     def _forget(self, lease):
         """The claim is settled, or not ours any more."""
-        self._mine.discard(lease.token)
+        self._mine.pop(lease.token, None)
         self.leases.remove(lease.token)
         if lease.entry.settling:
             self._forget_errors_of(lease.entry)

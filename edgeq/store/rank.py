@@ -72,8 +72,14 @@ def has_whole_dead(spool, id):
 
 
 def _is_claimed_twice(spool, entry):
-    """True when processing/ holds another claim of the id. Asked at each claim: first one look for it in all the names."""
+    """True when processing/ holds another claim of the id. Asked at each claim: the folder is read only when it may hold
+    claims that are not ours."""
+    if spool.company.is_alone():
+        return list(spool._mine.values()).count(entry.id) > 1
+    stamp = spool.company.look()
     names = spool.disk.listdir(spool.path(PROCESSING))
+    if stamp and all(name[0] == "." or name.rpartition(".")[0].rpartition(".")[2] in spool._mine for name in names):
+        spool.company.settle_in(stamp)
     return "/".join(names).count(".%s." % entry.id) > 1 and _has_id(PROCESSING, names, entry)
 
 

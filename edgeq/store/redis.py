@@ -320,7 +320,7 @@ class Redis(Doze, Settle, Recover, Tend, Views, LocalStore):
         if is_suspect:
             self._sync()  # CRASH: a job that may have taken the board down is charged before it runs (P4)
         self.leases.create(token, lease.leased_until, now.boot)
-        self._mine.add(token)
+        self._mine[token] = origin.id
         return lease
 
     def next_due(self, now):

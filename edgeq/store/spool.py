@@ -20,6 +20,7 @@ from edgeq.errors import BadJob, EdgeqError, LeaseLost, EACCES, EIO, ELOOP, ENXI
 from edgeq.job import DLQ, DONE, CORRUPT, FAILED, INCOMING, PROCESSING, Entry, parse_name, format_version
 from edgeq.store import keys, rank
 from edgeq.store.base import Counts, Gauges
+from edgeq.store.company import Company
 from edgeq.store.journal import Journal, Line
 from edgeq.store.local import KEY_WAIT_S, LocalStore
 from edgeq.store.mark import MARK
@@ -37,8 +38,17 @@ class Spool(LocalStore):
         LocalStore.__init__(self, config, clock, log, disk, config.spool_path, config.spool_path)
         self.journal = Journal(disk, self.path(DONE), config.done_keep_kb)
         self.view = ReadyView(disk, self.root, config.scan_cache, self.wait_s)
+        self.company = Company(self.run, self.id_lock, self.leases)
 
     # --- opening and closing -----------------------------------------------------------------------
+
+    def make_folders(self):
+        LocalStore.make_folders(self)
+        self.company.restore()
+
+    def _mark_running(self):
+        LocalStore._mark_running(self)
+        self.company.enter()
 
     def start(self, now):
         """A worker begins: folders, the suspects of an unclean end (P4), the memory of processed ids."""
@@ -194,7 +204,7 @@ class Spool(LocalStore):
             if error.errno == 2:
                 return None  # RACE: claimed or cancelled by somebody else
             raise
-        self._mine.add(lease.token)
+        self._mine[lease.token] = entry.id
         if lease.is_suspect:
             try:
                 self._flush(fd)  # it may have taken the board down: the charge is durable before it runs again (P4)
@@ -213,7 +223,8 @@ class Spool(LocalStore):
     def _abandon(self, lease):
         """A claim that we cannot settle, stale at once: the next scan takes it. Its lease stays, for the handler it names."""
         self.leases.write(lease.token, 0, lease.started_at, lease.handler)
-        self._mine.discard(lease.token)
+        self._mine.pop(lease.token, None)
+        self.company.look_again()
 
     def _read_waiting(self, now, entry, name):
         """(Record, open descriptor) of a waiting file, or None: gone, or cannot be read (yet)."""
@@ -367,7 +378,7 @@ class Spool(LocalStore):
         for entry in self.batch.settled:
             # CRASH: unflushed; a leftover is dropped because its id is in the journal.
             self._remove(self.path(entry.path))
-            self._mine.discard(entry.token)
+            self._mine.pop(entry.token, None)
             self.leases.remove(entry.token)
             self._forget_errors_of(entry)
         self.batch.clear()
@@ -426,7 +437,7 @@ class Spool(LocalStore):
         except FileNotFoundError:
             self.leases.remove(lease.token)
             return None
-        self._mine.add(lease.token)
+        self._mine[lease.token] = ours.id
         self.leases.remove(entry.token)
         try:
             lease.record = self.read_record(self.path(ours.path))

@@ -224,6 +224,8 @@ def test_a_poke_brings_the_worker_back_and_it_leaves_again(board):
         wait_for(lambda: board.ran()[-1:] == [id], "the job runs")
         assert lingering(board) == guard
     assert not crash_lines(board)
+    told = board.sh("grep -c ' info status ' /run/edgeq/default/events").out
+    assert int(told) == 2, "at the boot, and by the first one under LINGER_S: REPORT_S is not over"
 
 
 def test_members_of_the_group_may_poke(board):

@@ -20,6 +20,8 @@ import zipfile
 
 import pytest
 
+from edgeq.cli import VERBS
+
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILDER = os.path.join(REPO, "tools", "build_pyz.py")
 SHELLS = [["busybox", "sh"], ["dash"], ["bash"]]
@@ -85,8 +87,9 @@ def source(tmp_path):
     return folder
 
 
-def build(output, source, python=sys.executable, **options):
-    child = subprocess.run([python, BUILDER, "-o", str(output), "--source", str(source)], capture_output=True, text=True, **options)
+def build(output, source, *words, python=sys.executable, **options):
+    child = subprocess.run([python, BUILDER, "-o", str(output), "--source", str(source), *words], capture_output=True, text=True,
+                           **options)
     assert child.returncode == 0, child.stderr
     return output
 
@@ -330,6 +333,50 @@ def test_an_old_interpreter_is_one_clear_line(pyz):
         assert "3.11 or newer" in child.stderr
 
 
+# For an image with one Python: byte code alone
+
+
+def make_board(folder, handler):
+    """Its configuration and its spool, with one job in it, and a handler."""
+    for name in ("spool/default/incoming", "run", "handlers"):
+        (folder / name).mkdir(parents=True)
+    (folder / "handlers/note").write_text(handler)
+    (folder / "handlers/note").chmod(0o755)
+    (folder / "spool/default/incoming/hand.json").write_text(json.dumps({"type": "note", "payload": {"a": 1}}) + "\n")
+    config = folder / "edgeq.conf"
+    config.write_text("SPOOL={0}/spool\nRUN_DIR={0}/run\nHANDLERS={0}/handlers\nMIN_FREE_KB=0\n".format(folder))
+    return config
+
+
+def test_without_source_and_sqlite_the_rest_works(tmp_path):
+    lean, whole = build(tmp_path / "lean.pyz", REPO, "--no-source", "--no-sqlite"), build(tmp_path / "whole.pyz", REPO)
+    assert lean.stat().st_size < 0.65 * whole.stat().st_size
+    archive = zipfile.ZipFile(lean)
+    assert not [name for name in archive.namelist() if b"sqlite3" in archive.read(name) and name != "edgeq/cli/check.py"]
+    config = make_board(tmp_path / "board", "#!/bin/sh\ncat >%s/ran\n" % tmp_path)
+    for verb in VERBS:
+        child = run([lean, verb, "--help"], EDGEQ_PYTHON=sys.executable)
+        assert child.returncode == 0 and child.stdout.startswith("usage: edgeq " + verb), child
+    child = run([lean, "work", "--once", "--config", config], EDGEQ_PYTHON=sys.executable)
+    assert child.returncode == 0 and json.loads((tmp_path / "ran").read_text()) == {"a": 1}, child
+    with open(config, "a") as lines:
+        lines.write("STORE=sqlite:%s/q.db\n" % tmp_path)
+    child = run([lean, "ls", "--config", config], EDGEQ_PYTHON=sys.executable)
+    assert child.returncode == 78 and "built without it" in child.stderr and child.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("python", USABLE, ids=lambda path: "%d.%d" % INTERPRETERS[path])
+def test_without_source_another_interpreter_is_one_clear_line(tmp_path, source, python):
+    lean = build(tmp_path / "edgeq.pyz", source, "--no-source")
+    for command in ([lean], [python, lean]):
+        child = run(command, EDGEQ_PYTHON=python)
+        if INTERPRETERS[python] == sys.version_info[:2]:
+            assert answer(child)["rare"] == "found"
+        else:
+            assert (child.returncode, child.stdout, child.stderr.count("\n")) == (69, "", 1), child
+            assert "byte code for Python %d.%d and no source" % sys.version_info[:2] in child.stderr
+
+
 # The device's files
 
 
@@ -400,15 +447,7 @@ def test_the_worker_loads_nothing_but_what_is_allowed(real, python):
 
 @pytest.mark.parametrize("python", USABLE, ids=lambda path: "%d.%d" % INTERPRETERS[path])
 def test_running_a_job_loads_nothing_more(tmp_path, real, python):
-    for folder in ("spool", "run", "handlers"):
-        (tmp_path / folder).mkdir()
-    handler = tmp_path / "handlers/note"
-    handler.write_text("#!/bin/sh\ncat >%s/ran\n" % tmp_path)
-    handler.chmod(0o755)
-    config = tmp_path / "edgeq.conf"
-    config.write_text("SPOOL={0}/spool\nRUN_DIR={0}/run\nHANDLERS={0}/handlers\nMIN_FREE_KB=0\n".format(tmp_path))
-    (tmp_path / "spool/default/incoming").mkdir(parents=True)
-    (tmp_path / "spool/default/incoming/hand.json").write_text(json.dumps({"type": "note", "payload": {"a": 1}}) + "\n")
+    config = make_board(tmp_path / "board", "#!/bin/sh\ncat >%s/ran\n" % tmp_path)
     body = "from edgeq.cli import main\nif main(sys.argv[2:]): sys.exit(1)"
     modules = modules_added(python, real, body, "work", "--once", "--config", config)
     assert json.loads((tmp_path / "ran").read_text()) == {"a": 1}

@@ -1,12 +1,13 @@
 """The status line: one line, the fields of DESIGN 7, ages that no clock step moves."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from edgeq.clock import Now
 from edgeq.lease import start_time
-from edgeq.report import FIELDS, Status, Tally, merge, parse_run_line, read_tallies
+from edgeq.report import FIELDS, Reporter, Status, Tally, merge, parse_run_line, read_tallies
 
 
 def full():
@@ -100,3 +101,18 @@ def test_tallies_add_up_and_the_newest_error_shows():
     two.flushes_n, two.retries, two.last_error, two.error_at, two.is_elected, two.stamp = 3, {5: 1, 10: 1}, "new", 9, True, 77
     merge(status, {(1, 1): one, (2, 2): two})
     assert (status.flushes, status.retries, status.last_error, status.pid, status.stamp) == (5, {5: 2, 10: 1}, "new", 2, 77)
+
+
+def test_on_demand_workers_take_turns_at_the_log(tmp_path):
+    def make_reporter(report_s=300, linger_s=2):
+        config = SimpleNamespace(run_path=str(tmp_path), report_s=report_s, linger_s=linger_s)
+        return Reporter(config, "boot", "1-1", None, None, None, None)
+
+    first = make_reporter()
+    assert first.takes_turn(Now(0, 100)) and not first.takes_turn(Now(0, 399)) and first.takes_turn(Now(0, 401))
+    assert not make_reporter().takes_turn(Now(0, 500))  # the next one, started by a poke
+    assert make_reporter().takes_turn(Now(0, 701.5))
+    assert not make_reporter(report_s=0).takes_turn(Now(0, 2000))
+    assert make_reporter(linger_s=0).takes_turn(Now(0, 702)), "a worker that stays tells at its start"
+    (tmp_path / "reported").write_text("?")
+    assert make_reporter().takes_turn(Now(0, 702))

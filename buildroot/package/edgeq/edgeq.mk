@@ -18,8 +18,11 @@ EDGEQ_SPOOL = $(call qstrip,$(BR2_PACKAGE_EDGEQ_SPOOL))
 EDGEQ_REQUIRE_MOUNT = $(call qstrip,$(BR2_PACKAGE_EDGEQ_REQUIRE_MOUNT))
 EDGEQ_QUEUES = $(call qstrip,$(BR2_PACKAGE_EDGEQ_QUEUES))
 
+# byte code alone: there is one Python in the image, and this is its minor
 define EDGEQ_BUILD_CMDS
-	$(HOST_DIR)/bin/python3 $(@D)/tools/build_pyz.py -o $(@D)/edgeq.pyz
+	$(HOST_DIR)/bin/python3 $(@D)/tools/build_pyz.py --no-source \
+		$(if $(BR2_PACKAGE_EDGEQ_SQLITE),,--no-sqlite) \
+		-o $(@D)/edgeq.pyz
 	sed -f $(@D)/tools/lean.sed $(@D)/overlay/usr/bin/edgeq > $(@D)/edgeq.sh
 	$(EDGEQ_BUILD_REDIS)
 endef

@@ -69,7 +69,7 @@ def _take(store, entry, record, now, lease_s):
         store.leases.remove(lease.token)  # claimed by nobody: the next scan puts it back
         raise
     if is_ours:
-        store._mine.add(lease.token)
+        store._mine[lease.token] = entry.id
         return lease
     store.leases.remove(lease.token)
     if not is_free and not drop_done(store, entry):
@@ -90,7 +90,7 @@ def take_over(store, entry, holder, now, lease_s):
     if not is_ours:
         store.leases.remove(lease.token)
         return None
-    store._mine.add(lease.token)
+    store._mine[lease.token] = entry.id
     store.leases.remove(entry.token)
     return _read_taken(store, lease)
 
