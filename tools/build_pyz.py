@@ -150,7 +150,6 @@ class Pack:
         if name not in cls.table:
             return None
         spec = ModuleSpec(name, cls, origin=cls.z, is_package=len(cls.table[name]) == 3)
-        spec.has_location = True  # a module has a __file__
         if spec.submodule_search_locations is not None:
             spec.submodule_search_locations.append(cls.z + "/" + name.replace(".", "/"))
         return spec
@@ -162,6 +161,7 @@ class Pack:
     @classmethod
     def exec_module(cls, module):
         offset, size = cls.table[module.__name__][:2]
+        module.__file__ = cls.z  # by hand: the importer would look for the name of a cached copy, too
         exec(marshal.loads(posix.pread(cls.fd, int(size), int(offset))), module.__dict__)
 
 

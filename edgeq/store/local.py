@@ -62,7 +62,7 @@ class LocalStore:
         self._heard = 0  # bytes of R/arrivals already read
 
     _mark, _mark_running, carry_marks = mark.read_mark, mark.mark_running, mark.carry_marks
-    _find_suspects, _known_suspects, _note_suspects = mark.find_suspects, mark.known_suspects, mark.note_suspects
+    _known_suspects, _note_suspects = mark.known_suspects, mark.note_suspects
     _hear, _is_overtaken = arrivals.hear, arrivals.is_overtaken
     doubt, set_aside, is_unsure, corrupt = unreadable.doubt, unreadable.set_aside, unreadable.is_unsure, unreadable.corrupt
     make_folders, folders, owner = folders.make_folders, folders.folders, folders.owner
@@ -85,7 +85,7 @@ class LocalStore:
         self.make_folders()
         self._alive.take()
         self.ages.look(self.clock.read())
-        self._note_suspects(self._find_suspects())
+        mark.find_suspects(self)
 
     def hang_up(self):
         """A verb is over: nothing that another process would miss stays open. Files, the kernel closes."""

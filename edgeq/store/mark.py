@@ -10,13 +10,14 @@ MARK = "running"
 
 
 def find_suspects(store):
-    """The SEQ up to which jobs are suspect in this boot; 0 after a clean stop."""
-    mark, known = read_mark(store), known_suspects(store)
+    """A worker begins: the SEQ up to which jobs are suspect in this boot is `suspect_seq`; 0 after a clean stop."""
+    known = known_suspects(store)
     if known is not None:
-        return known
-    if mark is None:
-        return 0
-    return store.seq.newest()  # of another boot; or of this one, but /run was emptied and nobody knows any more
+        store.suspect_seq = known
+    elif read_mark(store) is None:
+        note_suspects(store, 0)
+    else:  # of another boot; or of this one, but /run was emptied and nobody knows any more
+        note_suspects(store, store.seq.newest())
 
 
 def known_suspects(store):
