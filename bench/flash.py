@@ -105,6 +105,10 @@ class Flash:
         self.sync()
         return self._cost(before, *self.read())
 
+    def seen(self, before):
+        """The Cost of what has reached the device since the reading `before`; what still lies in the page cache is left out."""
+        return self._cost(before, *self.read())
+
     def since_quiet(self, before):
         """As `since`, without the flush that our own syncfs sends even when nothing is dirty: for what must be nothing."""
         flushes = self.read()[1]

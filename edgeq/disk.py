@@ -26,7 +26,13 @@ def read_text(path, limit=TEXT_BYTES, follow=False):
     """A small text file of the kernel, of /run or (follow: through links) of /etc; what is no UTF-8 survives as surrogates."""
     fd = posix.open(path, O_RDONLY | O_CLOEXEC | (0 if follow else O_NOFOLLOW))
     try:
-        return posix.read(fd, limit).decode("utf-8", "surrogateescape")
+        data = posix.read(fd, limit)
+        while len(data) < limit > TEXT_BYTES:  # a long list of the kernel comes a page at a time
+            part = posix.read(fd, limit - len(data))
+            if not part:
+                break
+            data += part
+        return data.decode("utf-8", "surrogateescape")
     finally:
         posix.close(fd)
 
@@ -74,6 +80,16 @@ class Disk:
     lstat = staticmethod(posix.lstat)
     fstat = staticmethod(posix.fstat)
     statvfs = staticmethod(posix.statvfs)
+
+    @staticmethod
+    def syncfs(fd):
+        from edgeq import libc  # ctypes: for `enqueue --batch` and `move` alone
+        libc.syncfs(fd)
+
+    @staticmethod
+    def sync_file_range(fd, flags):
+        from edgeq import libc
+        libc.sync_file_range(fd, flags)
 
     # --- sequences -----------------------------------------------------------------------------------
 

@@ -143,7 +143,8 @@ class Killed(BaseException):
 
 
 READS = "scandir listdir lstat fstat statvfs pread read".split()
-WRITES = "write pwrite rename unlink mkdir rmdir fsync fdatasync fchmod".split()
+FLUSHES = ("fsync", "fdatasync", "syncfs")
+WRITES = "write pwrite rename unlink mkdir rmdir fchmod sync_file_range".split() + list(FLUSHES)
 O_WRITES = posix.O_WRONLY | posix.O_RDWR
 
 
@@ -163,7 +164,7 @@ class FaultyDisk(Disk):
         self.is_dead = self.is_unsafe = False
         self.fds = set()
         for name in ["open"] + READS + WRITES:
-            setattr(self, name, self._wrapped(name, getattr(posix, name)))
+            setattr(self, name, self._wrapped(name, getattr(Disk, name)))
 
     def close(self, fd):
         if self.is_dead:
@@ -191,7 +192,7 @@ class FaultyDisk(Disk):
         return wrapper
 
     def _do(self, name, call, args, kwargs):
-        if name in ("fsync", "fdatasync"):
+        if name in FLUSHES or name == "sync_file_range":
             return posix.fstat(args[0]) and None  # a bad descriptor must still show
         result = call(*args, **kwargs)
         if name == "open":
@@ -207,7 +208,8 @@ class FaultyDisk(Disk):
             return True
         if self.errno == 24:
             return name in ("open", "scandir", "listdir")
-        return is_write and name not in (("unlink", "rmdir", "fchmod") if self.errno == 28 else ("fchmod", "fsync", "fdatasync"))
+        return is_write and name not in (
+            ("unlink", "rmdir", "fchmod") if self.errno == 28 else ("fchmod",) + FLUSHES)
 
     def _fail(self, name, call, args, kwargs):
         if self.short:
@@ -219,7 +221,7 @@ class FaultyDisk(Disk):
                     result.close()
             self.is_dead = True
             raise Killed()
-        if name in ("fsync", "fdatasync"):
+        if name in FLUSHES:
             # the kernel forgets what it could not write; only a file that nobody can see yet does no harm
             # (a journal segment is begun anew, elsewhere)
             path = posix.readlink("/proc/self/fd/%d" % args[0])

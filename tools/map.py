@@ -17,7 +17,7 @@ REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 # The rooms, from the ground up. A name that ends in "/" is a folder: all that is in it.
 FLOORS = [
-    ("the ground", ["__init__", "errors", "clock", "disk", "log", "spawn"]),
+    ("the ground", ["__init__", "errors", "clock", "disk", "log", "spawn", "libc"]),
     ("what a job is", ["job", "record", "config", "lease", "policy"]),
     ("where jobs are kept", ["store/"]),
     ("the rooms that do not know each other", ["space", "enqueue", "gate", "execute", "settle", "reap", "retain", "report",

@@ -9,6 +9,7 @@ from edgeq.errors import BadJob
 from edgeq.job import DLQ, DONE, FAILED, INCOMING, Entry
 from edgeq.store import bounds, intake
 from edgeq.store.base import RANK, Parcel, is_above
+from edgeq.store.together import sync_file_system
 
 STATES = (DLQ, FAILED, INCOMING)
 
@@ -78,7 +79,7 @@ def seal(spool):
     """All that was taken in is on the medium, the highest SEQ too; or OSError."""
     try:
         spool.journal.carry_seq(spool.seq.newest())
-        intake.sync_file_system(spool.disk, spool.home)
+        sync_file_system(spool.disk, spool.home)
     except OSError:
         spool.lose_faith()
         raise

@@ -5,9 +5,6 @@ looks the id up along the way jobs move (and once more, since a job may move pas
 before it says "already queued". Generated ids contain their own SEQ and a piece of the kernel's uuid: never seen before.
 """
 
-import posix
-from posix import O_CLOEXEC
-
 from edgeq import record as records
 from edgeq.errors import BadJob, Busy, CannotCreate, Duplicate, NotFound, StoreDown, EACCES, ELOOP, ENXIO, EPERM
 from edgeq.job import DEFAULT_PRIORITY, DLQ, DONE, FAILED, INCOMING, PROCESSING, Entry, format_version, parse_name
@@ -15,6 +12,7 @@ from edgeq.store import keys
 from edgeq.store.base import ALREADY_DEAD, ALREADY_DONE, ALREADY_QUEUED, QUEUED, Receipt
 from edgeq.store.arrivals import poke
 from edgeq.store.rank import has_whole_dead
+from edgeq.store.together import Together
 
 LOOKS = 50  # how often a moving job is looked for before we say busy
 
@@ -206,51 +204,34 @@ def enqueue_many(spool, jobs, now):
 
 
 def _publish_many(spool, fresh):
-    folder, written, visible = spool.path(INCOMING), [], []
-    _import_ctypes()  # what cannot flush must refuse before the first job is visible
-    try:
-        for job, name, data in fresh:
-            path, fd = spool.disk.write_dot(folder, data)
-            spool.disk.close(fd)
-            written.append((path, folder + "/" + name))
-        for path, target in written:
-            spool.disk.rename(path, target)
-            visible.append(target)
-    except OSError:
-        # nothing was acknowledged: take back what is still ours to take back
-        for path in [path for path, target in written if target not in visible] + visible:
-            spool._remove(path)
-        raise
     if not fresh:
         return
+    _check_can_flush()  # what cannot flush must refuse before the first job is visible
+    batch = Together(spool.disk, spool.path(INCOMING))
     try:
-        sync_file_system(spool.disk, folder)
-    except OSError as error:
-        spool.lose_faith()
-        raise StoreDown("enqueue", "batch of %d" % len(fresh), "cannot flush: %s; they may still run" % error.strerror,
-                        "repeat with the same ids") from None
+        try:
+            batch.write([(name, data) for _, name, data in fresh])
+            batch.show()
+        except OSError:
+            batch.take_back(spool._remove)
+            raise
+        try:
+            batch.commit()
+        except OSError as error:
+            spool.lose_faith()
+            raise StoreDown("enqueue", "batch of %d" % len(fresh), "cannot flush: %s; they may still run" % error.strerror,
+                            "repeat with the same ids") from None
+    finally:
+        batch.close()
 
 
-def _import_ctypes():
-    """For this verb alone; a small Python may lack it."""
+def _check_can_flush():
     try:
-        import ctypes
+        from edgeq.libc import has_syncfs  # for this verb alone: a small Python may lack ctypes
     except ImportError as error:
         raise StoreDown("enqueue", "batch", "no syncfs: %s" % error, "enqueue the jobs one by one") from None
-    return ctypes
-
-
-def sync_file_system(disk, folder):
-    """syncfs(2): every file of the batch in one go."""
-    ctypes = _import_ctypes()
-    fd = disk.open(folder, posix.O_RDONLY | O_CLOEXEC)
-    try:
-        disk.flushes_n += 1
-        if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
-            error = ctypes.get_errno()
-            raise OSError(error, posix.strerror(error))
-    finally:
-        disk.close(fd)
+    if not has_syncfs():
+        raise StoreDown("enqueue", "batch", "no syncfs: the C library lacks it", "enqueue the jobs one by one")
 
 
 def adopt(spool, folder, name, now):

@@ -16,6 +16,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import select
 import signal
 import stat
 import struct
@@ -26,7 +27,7 @@ BLOCK = 4096
 TAG = "edgeq-crash"
 CLONE_NEWNS, MS_REC, MS_PRIVATE, MNT_DETACH, PR_SET_PDEATHSIG = 0x20000, 0x4000, 1 << 18, 2, 1
 LOOP_CLR_FD, LOOP_GET_STATUS64, LOOP_CONFIGURE, LOOP_CTL_GET_FREE = 0x4C01, 0x4C05, 0x4C0A, 0x4C82
-LOOP_MAJOR = 7
+LOOP_MAJOR, LO_FLAGS_DIRECT_IO = 7, 16
 SHUTDOWN, NO_LOG_FLUSH = 0x8004587D, 2  # ext4 and xfs alike
 LOOP_CONFIG = struct.Struct("<II5Q4I64s64s32s2Q64s")
 LOOP_INFO = struct.Struct("<5Q4I64s64s32s2Q")
@@ -128,18 +129,19 @@ def spawn(work):
 
 class Loop:
     """A loop device on `path`. `nodes`: a folder for its device node, where ours may be made. Others take and leave such
-    devices at the same time: the kernel is asked for a free one until one is really ours."""
+    devices at the same time: the kernel is asked for a free one until one is really ours. is_direct: it has several calls under
+    way at once, and they may end in any order."""
 
-    def __init__(self, path, nodes):
+    def __init__(self, path, nodes, is_direct=False):
         self.owner = "%s.%d.%d.%s" % (TAG, os.getpid(), start_time(os.getpid()), _pid_space())
         backing = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            self.path = self._take(backing, nodes)
+            self.path = self._take(backing, nodes, LO_FLAGS_DIRECT_IO if is_direct else 0)
         finally:
             os.close(backing)
 
-    def _take(self, backing, nodes):
-        config = LOOP_CONFIG.pack(backing, 0, *[0] * 9, self.owner.encode(), b"", b"", 0, 0, b"")
+    def _take(self, backing, nodes, flags):
+        config = LOOP_CONFIG.pack(backing, 0, *[0] * 8, flags, self.owner.encode(), b"", b"", 0, 0, b"")
         control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
         try:
             for _ in range(1000):
@@ -235,7 +237,7 @@ ROOT, DISK, MARK = 1, 2, 3
 MAX_WRITE = 1 << 20
 FOREVER_S = 1 << 30
 DIRECT_IO, KEEP_CACHE = 1, 2
-BIG_WRITES, MAX_PAGES = 1 << 5, 1 << 22
+BIG_WRITES, ASYNC_DIO, MAX_PAGES = 1 << 5, 1 << 15, 1 << 22
 IN_HEADER, OUT_HEADER = struct.Struct("<IIQQIIII"), struct.Struct("<IiQ")
 ENTRY = struct.Struct("<B3xIQ")  # kind, length, offset: one log entry's head, the bytes follow
 WROTE, FLUSHED, NOTED = 1, 2, 3
@@ -250,10 +252,12 @@ class Server:
             self.data = bytearray(file.read())
         self.log = open(log, "wb", buffering=1 << 20)
 
+    is_direct = False  # how the loop device uses us
+
     def run(self):
         while True:
             try:
-                request = os.read(self.fd, MAX_WRITE + BLOCK)
+                request = self._take()
             except OSError as error:
                 if error.errno == errno.ENODEV:
                     break
@@ -266,15 +270,21 @@ class Server:
             _, operation, unique, node, *_ = IN_HEADER.unpack_from(request)
             if operation in (FORGET, BATCH_FORGET, INTERRUPT):
                 continue
-            answer = self._answer(operation, node, memoryview(request)[IN_HEADER.size:])
-            code, data = (-answer, b"") if isinstance(answer, int) else (0, answer)
-            try:
-                os.write(self.fd, OUT_HEADER.pack(OUT_HEADER.size + len(data), code, unique) + data)
-            except FileNotFoundError:
-                pass  # the asker is gone
+            self._serve(operation, unique, node, memoryview(request)[IN_HEADER.size:])
             if operation == DESTROY:
                 break
         self.log.close()
+
+    def _take(self):
+        return os.read(self.fd, MAX_WRITE + BLOCK)
+
+    def _serve(self, operation, unique, node, body):
+        answer = self._answer(operation, node, body)
+        code, data = (-answer, b"") if isinstance(answer, int) else (0, answer)
+        try:
+            os.write(self.fd, OUT_HEADER.pack(OUT_HEADER.size + len(data), code, unique) + data)
+        except FileNotFoundError:
+            pass  # the asker is gone
 
     def _answer(self, operation, node, body):
         """The reply's bytes, or an errno."""
@@ -296,8 +306,9 @@ class Server:
             return b""
         if operation == INIT:
             _, minor, readahead, flags = struct.unpack_from("<IIII", body)
-            return struct.pack("<IIIIHHIIHHI28x", 7, min(minor, 31), readahead, flags & (BIG_WRITES | MAX_PAGES), 16, 12, MAX_WRITE,
-                               1, MAX_WRITE // BLOCK, 0, 0)
+            wanted = flags & (BIG_WRITES | ASYNC_DIO | MAX_PAGES)
+            return struct.pack("<IIIIHHIIHHI28x", 7, min(minor, 31), readahead, wanted, 16, 12, MAX_WRITE, 1,
+                               MAX_WRITE // BLOCK, 0, 0)
         if operation == LOOKUP:
             found = {b"disk\0": DISK, b"mark\0": MARK}.get(bytes(body))
             return errno.ENOENT if found is None else struct.pack("<4QII", found, 0, FOREVER_S, FOREVER_S, 0, 0) + self._attr(found)
@@ -317,6 +328,34 @@ class Server:
         return struct.pack("<6Q10I", node, size, size // 512, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, BLOCK, 0)
 
 
+class Late(Server):
+    """A disk that has many calls under way and takes the bytes of jobs last: when it is asked for nothing else, the newest first.
+
+    What it has not taken it has not said yes to, and a flush does not mean it.
+    """
+
+    is_direct = True
+    IDLE_MS = 2
+    JOB = b'"payload":{"n":'
+
+    def __init__(self, fd, base, log):
+        Server.__init__(self, fd, base, log)
+        self.held = []  # (number, node, body) of writes
+        self.poll = select.poll()
+        self.poll.register(fd, select.POLLIN)
+
+    def _take(self):
+        while self.held and not self.poll.poll(self.IDLE_MS):
+            Server._serve(self, WRITE, *self.held.pop())
+        return Server._take(self)
+
+    def _serve(self, operation, unique, node, body):
+        if operation == WRITE and node == DISK and self.JOB in bytes(body[40:]):
+            self.held.append((unique, node, body))
+        else:
+            Server._serve(self, operation, unique, node, body)
+
+
 class Bench:
     """`root`: a folder in RAM that only this process and its children see."""
 
@@ -332,7 +371,7 @@ class Bench:
         """Run `write(mount point, mark file)` in a child on a disk that begins as `base`; its calls to the disk go to `log`."""
         fuse_fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
         server = spawn(lambda: make_server(fuse_fd, base, log).run())
-        writer = spawn(lambda: self._write(fuse_fd, kind, options, write))
+        writer = spawn(lambda: self._write(fuse_fd, kind, options, write, make_server.is_direct))
         os.close(fuse_fd)
         ended = await_child(writer, limit_s)
         if ended is None:
@@ -347,12 +386,12 @@ class Bench:
         end_children()
         clean_leftovers(self.root + "/dev")
 
-    def _write(self, fuse_fd, kind, options, write):
+    def _write(self, fuse_fd, kind, options, write, is_direct):
         own_mounts()
         fuse, disk = self.root + "/fuse", self.root + "/disk"
         mount("disk", fuse, "fuse", 0, "fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other" % fuse_fd)
         os.close(fuse_fd)
-        loop = Loop(fuse + "/disk", self.root + "/dev")
+        loop = Loop(fuse + "/disk", self.root + "/dev", is_direct)
         try:
             mount(loop.path, disk, kind, 0, options)
             try:

@@ -8,6 +8,8 @@ Notes (k is the kind):
 
     want n id type      about to enqueue payload number n (id null: generated)
     have n id           the enqueue was acknowledged
+    batch calls         how a batch was made safe: sync_file_range or syncfs
+    whole               from here on no job is visible before all its bytes are safe, acknowledged or not (told of gates alone)
     lose ids            about to cancel, purge or drop these; lost ids: acknowledged; keep ids: refused
     start id            a handler started; ran id: it succeeded, the store was not told yet
     done ids            these completions were flushed (ids null: every one that ran)
@@ -102,7 +104,7 @@ class Facts:
         self.wants, self.have, self.dead, self.charged = {}, {}, {}, {}
         self.may_go, self.gone, self.started, self.ran, self.done = set(), set(), set(), set(), set()
         self.forgettable, self.kicked, self.finished = set(), set(), set()
-        self.paused = False
+        self.paused = self.all_whole = False
         self.limit = 0
         self.target, self.is_moved = None, False
         for note in notes:
@@ -114,6 +116,12 @@ class Facts:
 
     def _have(self, n, id):
         self.have.setdefault(id, n)
+
+    def _batch(self, calls):
+        pass  # for bench.py
+
+    def _whole(self):
+        self.all_whole = True
 
     def _lose(self, ids):
         self.may_go.update(ids)
@@ -302,6 +310,8 @@ def compare(facts, sight):
                 found.append("P4: try %d of %s was charged, flushed and forgotten" % (attempts, id))
     for id, places in sight.places.items():
         for place in places:
+            if facts.all_whole and place.n is None:
+                found.append("job %s is visible in %s/ without all its bytes" % (id, place.folder))
             if place.n is not None and (place.n not in facts.wants or facts.wants[place.n][0] not in (None, id)):
                 found.append("job %s is there and nobody asked for it" % id)
     again = [id for id in facts.ran - facts.done - facts.may_go if id not in sight.lines]

@@ -23,6 +23,7 @@ from edgeq.job import FAILED, INCOMING, PROCESSING, Job
 from edgeq.policy import after_death
 from edgeq.job import Retry
 from edgeq.reap import reap
+from edgeq.store import intake, together
 from edgeq.store.base import QUEUED
 from edgeq.store.spool import Spool
 from tests.crash import device
@@ -108,14 +109,56 @@ class CauseFirst(Spool):
         Spool._write_letter(self, lease, entry, why, now, attempts)
 
 
-CANARIES = {  # what is wrong: (the seam, the store)
-    "no flush": (NeverFlushes, Spool),
-    "the folder flushed, not the file": (FlushesFolder, Spool),
-    "the cause removed before the effect": (seam.Disk, CauseFirst),
+class NeverSends(seam.Disk):
+    """A batch whose files' bytes nobody sends on their way: the flush of the last one commits all names, and its own bytes."""
+
+    @staticmethod
+    def sync_file_range(fd, flags):
+        pass
+
+
+class NeverWaits(seam.Disk):
+    """Bytes of a batch are sent and not waited for. Only a disk that takes them in another order shows it: device.Late."""
+
+    @staticmethod
+    def sync_file_range(fd, flags):
+        if not flags & together.WAIT_AFTER:
+            seam.Disk.sync_file_range(fd, flags)
+
+
+class EarlyFlush(together.Together):
+    """Flushes the last file of a batch before the renames."""
+
+    def show(self):
+        self.disk.flush(self.last)
+        together.Together.show(self)
+
+    def commit(self):
+        pass
+
+
+class FlushesEarly(Spool):
+    """Its batches are of that kind. (In the recorded process, which ends with the recording.)"""
+
+    def enqueue_many(self, jobs, now):
+        intake.Together = EarlyFlush
+        return Spool.enqueue_many(self, jobs, now)
+
+
+CANARIES = {  # what is wrong: (the seam, the store, the disk)
+    "no flush": (NeverFlushes, Spool, device.Server),
+    "the folder flushed, not the file": (FlushesFolder, Spool, device.Server),
+    "the cause removed before the effect": (seam.Disk, CauseFirst, device.Server),
+    "a batch's bytes not sent": (NeverSends, Spool, device.Server),
+    "a batch's bytes not waited for": (NeverWaits, Spool, device.Late),
+    "a batch flushed before its renames": (seam.Disk, FlushesEarly, device.Server),
 }
 
 
 # --- the driver ----------------------------------------------------------------------------------------
+
+
+BATCH_CALLS = ("sync_file_range", "syncfs")
 
 
 class Driver:
@@ -131,6 +174,8 @@ class Driver:
         self.unflushed = []  # ids that ran since the last flush
         self.retried = {}  # id -> try, since the last flush
         self.clock = self.store = None
+        self.batch_calls = set()  # which of BATCH_CALLS the current batch made
+        together.GROUP = 3  # a batch of six is more than one group
         self.notes.say("limits", jobs=self.config.sync_jobs + 3)
 
     # --- boots
@@ -146,6 +191,8 @@ class Driver:
         self.clock = BoardClock("%08x-boot" % self.rng.getrandbits(32), wall + 10)
         disk = self.make_disk()
         disk.folder = self.mount
+        for name in BATCH_CALLS:
+            self._watch(disk, name)
         self.store = self.make_store(self.config, self.clock, QuietLog(), disk)
         self.notes.say("boot", clean=clean)
         now = self.clock.read()
@@ -154,6 +201,14 @@ class Driver:
             self.store.check(now, True)
         self.store.start(now)
         self._reap()
+
+    def _watch(self, disk, name):
+        real = getattr(disk, name)
+
+        def watched(*args):
+            self.batch_calls.add(name)
+            return real(*args)
+        setattr(disk, name, watched)
 
     def end(self):
         """The process is gone, as the kernel sees it."""
@@ -214,7 +269,9 @@ class Driver:
 
     def batch(self):
         wanted = [self._want() for _ in range(self.rng.randint(2, 6))]
+        self.batch_calls.clear()
         receipts = self.store.enqueue_many([job for _, job in wanted], self.clock.read())
+        self.notes.say("batch", calls=sorted(self.batch_calls))
         for (n, _), receipt in zip(wanted, receipts):
             self._have(n, receipt.id)
 
@@ -422,6 +479,19 @@ def _sync_for_ever(mount, rng):
 
 def drive_step_by_step(mount, mark, run, rng):
     drive(mount, mark, run, rng, make_disk=Stepping, boots=2, steps=4)
+
+
+def drive_batches(mount, mark, run, rng):
+    """Batches alone, for a disk that takes their bytes late."""
+    notes = Notes(mark)
+    driver = Driver(mount, notes, run, rng)
+    driver.boot()
+    notes.say("whole")
+    for _ in range(12):
+        driver.clock.go_on(0.5)
+        driver.batch()
+    driver.end()
+    notes.close()
 
 
 def drive_and_move(mount, mark, run, rng):

@@ -1,7 +1,10 @@
 """What the tests from outside share: one zipapp a session, benches whose workers end with the test."""
 
+from pathlib import Path
+
 import pytest
 
+from bench.flash import Flash
 from tests.fault.outside import Bench, build
 
 
@@ -21,6 +24,19 @@ def make_bench(tmp_path, pyz):
     yield make
     for bench in made:
         bench.stop_all()
+
+
+@pytest.fixture
+def make_ext4():
+    """make_ext4(mkfs words): the folder of an ext4 of our own; with its own journal a batch goes by sync_file_range there."""
+    made = []
+
+    def make(*words):
+        made.append(Flash(64, words))
+        return Path(made[-1].path)
+    yield make
+    for flash in made:
+        flash.close()
 
 
 def pytest_terminal_summary(terminalreporter):

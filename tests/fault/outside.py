@@ -21,7 +21,8 @@ FULL = os.environ.get("FULL", "") not in ("", "0")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 FOLDERS = ("incoming", "processing", "failed", "dlq", "corrupt", "done")
 DISK_CALLS = ("rename", "renameat", "renameat2", "unlink", "unlinkat", "write", "pwrite64", "fsync", "fdatasync", "sync", "syncfs",
-              "openat", "mkdir", "mkdirat", "chmod", "fchmod", "fchmodat", "ftruncate", "truncate", "link", "linkat")
+              "sync_file_range", "openat", "mkdir", "mkdirat", "chmod", "fchmod", "fchmodat", "ftruncate", "truncate", "link",
+              "linkat")
 LIMIT_S = 60  # far beyond what anything here takes: a board that is late is not a failure
 SAYS_SO = '#!/bin/sh\necho "$EDGEQ_ID" >>"{ran}"\n'  # the first line of every handler: the count of runs
 

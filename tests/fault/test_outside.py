@@ -254,14 +254,16 @@ def test_the_first_enqueue_of_a_spools_life_with_a_fault_at_every_call(tmp_path,
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("how", HOWS)
-def test_a_batch_with_a_fault_at_every_call(tmp_path, pyz, how, record_property):
+@pytest.mark.parametrize("how, call, words", [(how, "sync_file_range", ()) for how in HOWS] + [
+    (EIO, "syncfs", ("-O", "^has_journal"))])
+def test_a_batch_with_a_fault_at_every_call(make_ext4, tmp_path, pyz, how, call, words, record_property):
     """All of it, or an error; without a kill or a failed flush an error means nothing of it."""
-    bench = door(tmp_path, pyz)
+    bench = door(make_ext4(*words), pyz)
 
     def lines(at):
         return b"".join(b'{"type":"ok","id":"b%s-%d"}\n' % (str(at).encode(), n) for n in range(3))
     found = learn(bench, tmp_path / "trace", lambda at: ["enqueue", "--batch"], input_of=lines, reads=READS[how])
+    assert {name for name, _ in found if name.startswith("sync")} == {call}
     accepted = {"first"} | {"b%s-%d" % (at, n) for at in "xy" for n in range(3)}
     for at, result in meet_all(bench, found, how, lambda at: ["enqueue", "--batch"], input_of=lines):
         ids = {"b%d-%d" % (at, n) for n in range(3)}

@@ -12,7 +12,7 @@ import pytest
 
 from edgeq.errors import Duplicate, EdgeqError, LeaseLost, NotFound
 from edgeq.job import DLQ, FAILED, INCOMING, PROCESSING, Job
-from edgeq.store import intake
+from edgeq.store import together
 from tests.harness import Board, FaultyDisk, Killed, dead_owner, recover
 
 EIO, EMFILE, ENOSPC, EROFS = 5, 24, 28, 30
@@ -253,7 +253,7 @@ def act_enqueue(shift):
 
 
 def act_batch(shift):
-    shift.enqueue_many([None, "given", "a", "given"])
+    shift.enqueue_many([None, "given", "a", "given", "b"])
 
 
 def act_ack(shift):
@@ -345,7 +345,8 @@ def act_suspect(shift):
 
 
 SCENARIOS = {
-    "enqueue": (with_jobs(), act_enqueue), "batch": (with_jobs("a"), act_batch), "ack": (with_jobs("a", "b"), act_ack),
+    "enqueue": (with_jobs(), act_enqueue), "batch": (with_jobs("a"), act_batch),
+    "batch in order": (with_jobs("a"), act_batch), "ack": (with_jobs("a", "b"), act_ack),
     "roll": (with_full_journal, act_roll), "retry": (with_jobs("a"), act_retry), "bury": (with_jobs("a"), act_bury),
     "return": (with_jobs("a"), act_return), "kick": (with_dead("a"), act_kick),
     "remove": (with_dead("a", waiting="wz"), act_remove), "purge": (with_dead("a", waiting="w"), act_purge),
@@ -361,7 +362,7 @@ class Bench:
     """Runs one scenario over and over. The prepared spool is kept and copied."""
 
     def __init__(self, root, scenario):
-        self.root, (self.prepare, self.act) = root, SCENARIOS[scenario]
+        self.root, self.scenario, (self.prepare, self.act) = root, scenario, SCENARIOS[scenario]
         self.board = Board(root, DONE_KEEP_KB=16, DLQ_KEEP=1 if scenario == "prune" else 500)
         self.ledger = Ledger()
         self.prepare(self.board, self.ledger)
@@ -457,7 +458,10 @@ def reckon(board, ledger):
 
 @pytest.fixture
 def bench(request, ram_path, monkeypatch):
-    monkeypatch.setattr(intake, "sync_file_system", lambda disk, folder: disk.flush_folder(folder))
+    """The folder lies in RAM: the batch goes by syncfs, unless it is told that commits are in order there. Two files a group."""
+    monkeypatch.setattr(together, "GROUP", 2)
+    if request.param == "batch in order":
+        monkeypatch.setattr(together, "commits_in_order", lambda disk, folder: True)
     return Bench(ram_path, request.param)
 
 
@@ -467,6 +471,9 @@ def test_every_call_may_fail(bench, fault, record_property):
     healthy = FaultyDisk()
     bench.run(healthy)
     assert healthy.trace, "the scenario never met the disk"
+    if "batch" in bench.scenario:
+        assert {"sync_file_range" if bench.scenario == "batch in order" else "syncfs"} == {
+            name for name, _ in healthy.trace if name.startswith("sync")}
     kind, faulted = FAULTS[fault], 0
     for n in range(1, len(healthy.trace) + 1):
         modes = [(False, False), (False, True)] if "killed" in fault else [(False, False), (True, False)]

@@ -959,7 +959,7 @@ def test_order_of_an_enqueue(make_bench, tmp_path, by, words):
     assert len(flushes) == 1, flushes
 
 
-def test_order_of_kick_cancel_and_batch(make_bench, tmp_path):
+def test_order_of_kick_and_cancel(make_bench, tmp_path):
     bench = make_bench()
     bench.handler("bad", "exit 65")
     bench.enqueue("bad", "--id", "d1")
@@ -974,12 +974,38 @@ def test_order_of_kick_cancel_and_batch(make_bench, tmp_path):
     find(calls, "write", r'1<pipe:.*"d1', find(calls, "fsync", r"/incoming/5.*d1\.json>", renamed))
     calls = calls_of("cancel", "d1")
     find(calls, "fsync", r"/incoming>", find(calls, "unlink", r"\.d1\.json"))
-    calls = calls_of("enqueue", "--batch", input=b'{"type":"ok","id":"b1"}\n{"type":"ok","id":"b2"}\n')
-    written = find(calls, "write", r"incoming/\..*b2")
-    first = find(calls, "rename", r"b1\.json")
-    assert written < first, "all are written before the first is visible"
-    flushed = find(calls, "syncfs", "spool", find(calls, "rename", r"b2\.json"))
-    find(calls, "write", r'1<pipe:.*"b1', flushed)
+
+
+@pytest.mark.parametrize("words", [(), ("-O", "^has_journal")])
+def test_order_of_a_batch(make_ext4, pyz, tmp_path, words):
+    """All are written before the first is visible, all are safe before the ids are told; nothing else is flushed.
+
+    With a journal: the bytes of each are sent, then waited for, then all renamed, then the last one flushed. Without: syncfs.
+    """
+    bench = Bench(make_ext4(*words), pyz)
+    bench.enqueue("ok")
+    ids = ["b%02d" % n for n in range(40)]  # more than are open at once
+    result = bench.edgeq("enqueue", "--batch", input="".join('{"type":"ok","id":"%s"}\n' % id for id in ids).encode(),
+                         prefix=trace_argv(tmp_path / "trace", follow=False))
+    assert result.code == 0 and result.out.split() == ids, result
+    calls = read_trace(tmp_path / "trace")
+    renamed = [find(calls, "rename", r"\.ok\.%s\.json" % id) for id in ids]
+    assert renamed == sorted(renamed)
+    written = [find(calls, "write", r"incoming/\..*\b%s\b" % id) for id in ids]
+    assert max(written) < renamed[0]
+    flushes = [call for call in calls if call.name in ("fsync", "fdatasync", "sync", "syncfs")]
+    assert len(flushes) == 1
+    if words:
+        flushed = find(calls, "syncfs", "incoming", renamed[-1])
+    else:
+        for write in written:
+            dot = re.escape(re.search(r"incoming/(\.[0-9a-f-]+)>", calls[write].text)[1])
+            sent = find(calls, "sync_file_range", dot + r">, 0, 0, SYNC_FILE_RANGE_WRITE\) += 0", write)
+            waited = find(calls, "sync_file_range", dot + r">, 0, 0, SYNC_FILE_RANGE_WAIT_BEFORE\|SYNC_FILE_RANGE_WRITE\|"
+                          r"SYNC_FILE_RANGE_WAIT_AFTER\) += 0", sent)
+            assert waited < renamed[0]
+        flushed = find(calls, "fsync", r"incoming/5.*\.b39\.json>", renamed[-1])
+    find(calls, "write", r'1<pipe:.*"b00', flushed)
 
 
 def test_bench_is_honest(make_bench):

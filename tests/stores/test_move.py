@@ -146,7 +146,7 @@ def no_syncfs(monkeypatch):
             disk.flush(fd)
         finally:
             disk.close(fd)
-    monkeypatch.setattr("edgeq.store.intake.sync_file_system", sync)
+    monkeypatch.setattr("edgeq.store.carry.sync_file_system", sync)
 
 
 @pytest.mark.parametrize("after", (False, True))

@@ -37,6 +37,13 @@ def test_a_short_write_is_carried_on(tmp_path):
     assert disk.hits == 1 and (tmp_path / "name").read_bytes() == b"0123456789"
 
 
+def test_a_long_list_of_the_kernel_is_read_to_its_end():
+    """It comes a page at a time: a board with forty mounts has more of them than one read shows."""
+    with open("/proc/kallsyms", "rb", buffering=0) as file:
+        assert len(file.read(100_000)) < 100_000
+    assert len(read_text("/proc/kallsyms", 100_000)) == 100_000
+
+
 @pytest.mark.parametrize("size", (0, 1, 65535, 65536, 65537, 200_000))
 def test_a_file_is_read_whole_up_to_the_limit(tmp_path, size):
     (tmp_path / "f").write_bytes(b"x" * size)
