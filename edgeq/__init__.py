@@ -15,8 +15,8 @@ A job walks one way, and four doors lead back:
 What cannot be read goes to corrupt/. The state of a job is the folder and the name of its file; the file's
 content, the payload above all, is never rewritten on the way. docs/files.md has every name and file to the byte.
 
-Reading order: errors, clock, disk, log; job, record, config, lease, policy; store/base, store/journal,
-store/scan, store/sync, store/spool; space, gate, enqueue, execute, settle, reap, retain, report, outage, wake; worker; cli.
+Reading order: errors, clock, disk, log; job, record, config, lease, policy; store/base, store/journal, store/scan, store/sync,
+store/local, store/spool; space, gate, enqueue, execute, settle, reap, retain, report, outage, wake; worker; cli.
 """
 
 __version__ = "0.1.0"

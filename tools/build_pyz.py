@@ -55,11 +55,12 @@ import zipfile
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGE = "edgeq"
 LEFT_OUT = ("edgeq/store/redis.py", "edgeq/store/fleet/", "edgeq/api.py")  # how their names begin
-SQLITE = ("edgeq/store/sqlite", "edgeq/store/database.py", "edgeq/store/rows.py")
+SQLITE = ("edgeq/store/sqlite", "edgeq/store/tables/")
 # Verbs that a person types now and then: source only. Their byte code would take more flash than the
 # milliseconds of compiling them are worth; the worker, enqueue and status never load them.
 RARE_VERBS = ("check", "forward", "jobs", "log", "move", "operate", "preflight", "stop", "top")
-SOURCE_ONLY = {"edgeq/cli/%s.py" % name for name in RARE_VERBS} | {"edgeq/store/audit.py", "edgeq/store/carry.py"}
+RARE_ROOMS = ("audit", "carry", "tables/carry", "tables/operate")
+SOURCE_ONLY = {"edgeq/cli/%s.py" % name for name in RARE_VERBS} | {"edgeq/store/%s.py" % name for name in RARE_ROOMS}
 ALWAYS_SOURCE = ("__main__.py", "edgeq_start.py")  # what tells another interpreter what is wrong
 OLDEST = (3, 11)
 NO_SERVICE = 69
@@ -149,7 +150,6 @@ class Pack:
         if name not in cls.table:
             return None
         spec = ModuleSpec(name, cls, origin=cls.z, is_package=len(cls.table[name]) == 3)
-        spec.has_location = True  # a module has a __file__
         if spec.submodule_search_locations is not None:
             spec.submodule_search_locations.append(cls.z + "/" + name.replace(".", "/"))
         return spec
@@ -161,6 +161,7 @@ class Pack:
     @classmethod
     def exec_module(cls, module):
         offset, size = cls.table[module.__name__][:2]
+        module.__file__ = cls.z  # by hand: the importer would look for the name of a cached copy, too
         exec(marshal.loads(posix.pread(cls.fd, int(size), int(offset))), module.__dict__)
 
 

@@ -6,7 +6,7 @@ from edgeq import disk as seam
 from edgeq.errors import BadJob, BadUsage, Busy, Duplicate, NO, NotFound, OK, TRY_LATER
 from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, is_word
 from edgeq.log import say
-from edgeq.store.local import poke
+from edgeq.store.arrivals import poke
 from edgeq.store.pauses import DEFAULT_FOR_S, PAUSE_LIMIT_S
 
 OPTIONS = {"kick": {"all": "flag", "type": "text"}, "purge": {"force": "flag"},

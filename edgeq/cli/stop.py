@@ -16,7 +16,7 @@ from edgeq.errors import BadUsage, Busy, NotFound, OK, TRY_LATER
 from edgeq.job import DONE, PROCESSING, is_word
 from edgeq.log import say
 from edgeq.reap import end_survivors, has_survivors
-from edgeq.store.local import poke
+from edgeq.store.arrivals import poke
 from edgeq.store.pauses import DEFAULT_FOR_S
 
 OPTIONS = {"cancel": {"running": "flag", "timeout": "whole"}, "drain": {"timeout": "whole"}}

@@ -24,7 +24,7 @@ from edgeq.clock import iso, parse_iso
 from edgeq.errors import EdgeqError, OK
 from edgeq.job import DLQ, PROCESSING
 from edgeq.log import escape, say
-from edgeq.store.local import poke
+from edgeq.store.arrivals import poke
 from edgeq.store.pauses import DEFAULT_FOR_S
 
 OPTIONS = {"top": {"interval": "whole"}}

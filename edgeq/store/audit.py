@@ -7,6 +7,7 @@ are nobody's fault. Also the oracle of the fault tests: whatever was cut or fail
 from edgeq.errors import BadJob, EIO, OUR_SHORTAGE
 from edgeq.job import DLQ, DONE, FAILED, INCOMING, PROCESSING, FOLDERS, format_version, parse_name
 from edgeq.disk import is_folder
+from edgeq.store.base import RANK
 from edgeq.store.journal import FORMAT, parse_segment
 
 
@@ -71,29 +72,22 @@ def _id_of(folder, name):
 def unreadable(spool, folder, name):
     """Why a job file cannot be read; None when it can, "" when it is gone."""
     try:
-        fd = spool.disk.open_read(spool.path(folder, name))
+        spool.read_record(spool.path(folder, name))
+        return None
     except FileNotFoundError:
         return ""
     except OSError as error:
         if error.errno in OUR_SHORTAGE or error.errno == EIO:
             raise  # nothing is known about the file yet
         return error.strerror
-    try:
-        spool._record_of(fd, spool.disk.fstat(fd))
-        return None
     except BadJob as error:
         return error.why
-    finally:
-        spool.disk.close(fd)
-
-
-RANK = (DLQ, PROCESSING, FAILED, INCOMING)
 
 
 def _check_doubles(spool, places, found, repair):
     """P1: an id in two places, or in one although the journal says done. The lower rank is dropped, flushed first."""
     for id, where in sorted(places.items()):
-        where.sort(key=lambda place: RANK.index(place[0]))
+        where.sort(key=lambda place: -RANK[place[0]])
         done = spool.journal.find(id)
         surplus = where if done else [place for place in where[1:] if _stand_together(spool, where[0], place)]
         # a settling claim beside its line or letter is a live owner's, until its batch is flushed

@@ -37,15 +37,9 @@ def _path(spool, entry):
 def _read(spool, entry):
     """The Record of an entry's file, None when it is gone or cannot be read."""
     try:
-        fd = spool.disk.open_read(_path(spool, entry))
-    except FileNotFoundError:
+        return spool.read_record(_path(spool, entry))
+    except (FileNotFoundError, BadJob):
         return None
-    try:
-        return spool._record_of(fd, spool.disk.fstat(fd))
-    except BadJob:
-        return None
-    finally:
-        spool.disk.close(fd)
 
 
 def take_parcel(spool, parcel, now):

@@ -5,13 +5,13 @@ looks the id up along the way jobs move (and once more, since a job may move pas
 before it says "already queued". Generated ids contain their own SEQ and a piece of the kernel's uuid: never seen before.
 """
 
-from edgeq import disk as seam
 from edgeq import record as records
 from edgeq.errors import BadJob, Busy, CannotCreate, Duplicate, NotFound, StoreDown, EACCES, ELOOP, ENXIO, EPERM
 from edgeq.job import DEFAULT_PRIORITY, DLQ, DONE, FAILED, INCOMING, PROCESSING, Entry, format_version, parse_name
 from edgeq.store import keys
 from edgeq.store.base import ALREADY_DEAD, ALREADY_DONE, ALREADY_QUEUED, QUEUED, Receipt
-from edgeq.store.local import poke
+from edgeq.store.arrivals import poke
+from edgeq.store.rank import has_whole_dead
 from edgeq.store.together import Together
 
 LOOKS = 50  # how often a moving job is looked for before we say busy
@@ -126,32 +126,20 @@ def find(spool, id):
             return where, None, None, spool.journal.find(id) if where else None
         name = id + ".json" if where == DLQ else entry.name
         try:
-            fd = spool.disk.open_read(spool.path(where, name))
+            return where, entry, spool.read_record(spool.path(where, name)), None
         except FileNotFoundError:
             continue
-        try:
-            return where, entry, spool._record_of(fd, spool.disk.fstat(fd)), None
         except BadJob:
             return where, entry, None, None
-        finally:
-            spool.disk.close(fd)
     raise Busy("show", id, "the job does not stand still", "repeat")
 
 
 def _name_job(spool, job, now):
     """(name, bytes) of a new job's file; the id is generated where none was given."""
-    seq = spool.seq.issue(now)
-    if job.id is None:
-        job.id = "%016d-%s" % (seq, seam.make_uuid()[:8])
+    entry = spool.new_entry(job, now)
     if job.key is not None:
         keys.note(spool, job.key, job.id)
-    due = 0
-    if job.at is not None:
-        due = int(job.at)
-    elif job.delay_s:
-        due = min(-(-seq // 1_000_000) + int(job.delay_s), records.LAST_INSTANT)  # rounded up: never early
-    entry = Entry(INCOMING, job.priority, seq, due, job.at is not None and due > 0, 0, False, job.type, job.id)
-    return entry.name, records.encode(job, seq, due)
+    return entry.name, records.encode(job, entry.seq, entry.due)
 
 
 def _publish(spool, job, now, flush):
@@ -287,7 +275,7 @@ def _adopt_record(spool, path, record, now):
     if job.id is not None:
         where, entry = seek(spool, job.id)
         if where is not None:
-            if where == DLQ and not spool._has_whole_dead(job.id):
+            if where == DLQ and not has_whole_dead(spool, job.id):
                 where = None
         if where is not None:
             _drop_dropped(spool, path, job, where, entry)

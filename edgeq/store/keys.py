@@ -81,16 +81,9 @@ def replace(spool, old, id):
         except FileNotFoundError:
             continue
         folders.add(entry.state)
-        tell(spool, entry, id)
+        spool.tell_superseded(entry.id, entry.type, id)
     for folder in folders:
         spool.flush_folder(folder)
-
-
-def tell(spool, entry, by):
-    """Count and log that `entry` gave way to the job `by`."""
-    spool.forget_error(entry.id)
-    spool.count_gone(0, 1)
-    spool.log.warning("superseded", id=entry.id, type=entry.type, by=by)
 
 
 def bound(spool):

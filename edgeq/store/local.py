@@ -1,32 +1,29 @@
-"""What every store on the board's own disk stands on: its folders, its folder in RAM, the running mark, what cannot be read.
+"""What every store on the board's own disk stands on: a flush that may fail, records in files, the walk as far as it is the same.
 
 Beside a database as in a spool there lie `incoming/` (shell producers drop jobs there, people drop files), `corrupt/`, the
 running mark (P4) and the pause marks; leases, last errors and wake-ups lie in RAM. docs/files.md has them to the byte.
+Its rooms: folders, mark, arrivals, unreadable; a method that is a function of one of them stands in a list below `__init__`.
 
 A store made of this class has the attribute `view` (a ReadyView), the verb `entries`, and says in `_has_claim` whether
 a claim is still where its lease says.
 """
 
 import posix
-from posix import O_APPEND, O_CLOEXEC, O_CREAT, O_NOFOLLOW, O_NONBLOCK, O_RDWR, O_WRONLY
+from posix import O_APPEND, O_CLOEXEC, O_CREAT, O_NOFOLLOW, O_WRONLY
 
 from edgeq import disk as seam
 from edgeq import record as records
-from edgeq.errors import BadConfig, BadJob, Busy, StoreDown
-from edgeq.job import CORRUPT, DLQ, FAILED, FOLDERS, INCOMING, PROCESSING, is_word, parse_name, safe_name
+from edgeq.errors import BadJob, Busy, StoreDown
+from edgeq.job import DLQ, FAILED, FOLDERS, INCOMING, PROCESSING, Entry, Lease, is_word, parse_name
 from edgeq.lease import Leases, is_alive
+from edgeq.store import arrivals, folders, mark, unreadable
 from edgeq.store.ages import Ages
 from edgeq.store.pauses import Pauses
 from edgeq.store.seq import Sequence
 from edgeq.store.sync import Batch
 
-INCOMING_MODE, FOLDER_MODE, RUN_MODE = 0o3770, 0o2750, 0o755
-RUN_FILES = ("id.lock", "seq", "arrivals", "keys/index", "gone", "doubt")
-RUN_FOLDERS = ("leases", "wake", "keys", "ctl", "errors", "types", "workers", "cancel")
-MARK = "running"
-GROUPS_BYTES = 1 << 18  # of /etc/group, at most
 READABLE_BYTES = 1 << 20  # a payload up to this size can always be read back
-UNCHANGED_S = 2  # a file that cannot be read is set aside only when nobody has touched it for so long
+KEY_WAIT_S = 0.5  # how often a job looks whether the one with its key still runs
 
 
 class LocalStore:
@@ -36,7 +33,7 @@ class LocalStore:
     """
 
     states = FOLDERS
-    run_folders = RUN_FOLDERS
+    run_folders = folders.RUN_FOLDERS
     look_every_s = None  # a store that cannot wake a sleeping worker now: how often that looks
     is_resident = is_dozing = False  # a worker that stays uses it; it waits outside this board, see `doze`
     reaps_everywhere = is_reap_due = False  # each worker reaps, not only the elected one; a lease just ran out
@@ -58,11 +55,17 @@ class LocalStore:
         self._place = None  # device and inode of the queue's own folder
         self.dots = {}  # dot-file -> boot-clock instant at which it was first seen
         self.set_aside_n = self.dropped_n = self.expired_n = 0
-        self._mine = set()  # tokens of our claims, settled but unflushed ones included (in the spool a dict: token -> id)
+        self._mine = {}  # token -> id of our claims, settled but unflushed ones included
         self._stamps = {}  # name of a file that could not be read -> (size and time, first seen)
         self._ids = None
         self._alive = seam.Lock(self.run + "/alive", shared=True)
         self._heard = 0  # bytes of R/arrivals already read
+
+    _mark, _mark_running, carry_marks = mark.read_mark, mark.mark_running, mark.carry_marks
+    _known_suspects, _note_suspects = mark.known_suspects, mark.note_suspects
+    _hear, _is_overtaken = arrivals.hear, arrivals.is_overtaken
+    doubt, set_aside, is_unsure, corrupt = unreadable.doubt, unreadable.set_aside, unreadable.is_unsure, unreadable.corrupt
+    make_folders, folders, owner = folders.make_folders, folders.folders, folders.owner
 
     def _seed(self):
         """The highest SEQ that the store knows. The clocks are noted with it: they may step before a worker looks (P8)."""
@@ -83,111 +86,12 @@ class LocalStore:
     def path(self, *parts):
         return "/".join((self.home,) + parts)
 
-    def make_folders(self):
-        """Make what is missing of the spool and of /run (B45); one file system, or BadConfig (B74)."""
-        owner, group = self.owner()
-        made, devices = [], set()
-        root = self.home.rpartition("/")[0]
-        for path, mode in [(root, 0o755)] + self.folders()[::-1]:
-            # these two may be links, to the data partition perhaps; what lies in them may not
-            status = _make_with_parents(self.disk, path, mode, path in (root, self.home))
-            if status is None:
-                made.append((path, mode))
-                status = self.disk.lstat(path)
-            if path == self.home:
-                place = status.st_dev, status.st_ino
-            elif path.startswith(self.home):
-                devices.add(status.st_dev)
-        for path, mode in made:
-            if posix.geteuid() == 0:
-                posix.chown(path, owner, group)
-                posix.chmod(path, mode)  # chown clears the setgid bit
-        if made:
-            self.flush_folder("")
-        if len(devices) != 1:
-            raise BadConfig("start", self.home, "its folders lie on different file systems", "mount one file system for all")
-        self._notice_place(place)
-        self._make_run(owner, group)
-
-    def _notice_place(self, place):
-        """Another folder under our name, mounted over it (B44) or made again: it has a running mark and suspects of its own."""
-        if self._place not in (None, place):
-            self.log.warning("another folder", path=self.home, why="something was mounted over it, or it was made again")
-            self.is_marked = False
-            if self._mark() not in (None, self.clock.boot_id):
-                self.suspect_seq = self.seq.newest()
-        self._place = place
-
-    def folders(self):
-        """[(path, mode)] of the queue's own folders, the outermost last."""
-        return [(self.path(folder), INCOMING_MODE if folder == INCOMING else FOLDER_MODE) for folder in self.states] + [
-            (self.home, FOLDER_MODE)]
-
-    def owner(self):
-        """(uid, gid) that they have; looked up once."""
-        if self._ids is None:
-            self._ids = _owner(self.config)
-        return self._ids
-
-    def _make_run(self, owner, group):
-        uid = posix.geteuid()
-        found = []  # (path, status, mode): the wrapper may have made them, before any worker ran
-        for path in (self.config.run_dir, self.run) + tuple("%s/%s" % (self.run, folder) for folder in self.run_folders):
-            status = _make_with_parents(self.disk, path, RUN_MODE, path in (self.config.run_dir, self.run))
-            found.append((path, status or posix.stat(path), RUN_MODE))
-        self.seq.newest()  # seeds it
-        for name in RUN_FILES:
-            path = "%s/%s" % (self.run, name)
-            try:
-                status = self.disk.lstat(path)
-            except FileNotFoundError:
-                posix.close(posix.open(path, posix.O_CREAT | posix.O_WRONLY | posix.O_CLOEXEC, 0o660))
-                status = posix.stat(path)
-            found.append((path, status, 0o660))
-        for path, status, mode in found:
-            if uid == 0 and (status.st_uid, status.st_gid) != (owner, group):
-                posix.chown(path, owner, group)
-            if status.st_uid == uid and status.st_mode & 0o7777 != mode:
-                posix.chmod(path, mode)
-
     def _begin(self):
         """A worker begins: folders, the claim on the store, the suspects of an unclean end (P4)."""
         self.make_folders()
         self._alive.take()
         self.ages.look(self.clock.read())
-        self.suspect_seq = self._find_suspects()
-        seam.write_run(self.run + "/suspect", b"%d %s\n" % (self.suspect_seq, self.clock.boot_id.encode()))
-
-    def _find_suspects(self):
-        """The SEQ up to which jobs are suspect in this boot; 0 after a clean stop."""
-        mark = self._mark()
-        try:
-            seq, boot_id = seam.read_text(self.run + "/suspect").split()
-            if boot_id == self.clock.boot_id:
-                return int(seq)
-        except (FileNotFoundError, ValueError):
-            pass
-        if mark is None:
-            return 0
-        return self.seq.newest()  # of another boot; or of this one, but /run was emptied and nobody knows any more
-
-    def _mark(self):
-        """The boot id in the running mark, None without a mark."""
-        try:
-            return self.disk.read_file(self.path(MARK), 100).decode("ascii", "replace").strip()
-        except FileNotFoundError:
-            return None
-
-    def _mark_running(self):
-        """Before the first claim of a boot: the mark is on flash (P4)."""
-        if self._mark() != self.clock.boot_id:
-            # CRASH: without the mark nothing was claimed yet; with it the next boot suspects every job.
-            try:
-                self.disk.replace(self.home, MARK, self.clock.boot_id.encode() + b"\n")
-            except OSError:
-                self.is_broken = True  # it may be visible and not safe: `reopen` flushes it
-                raise
-        self.is_marked = True
+        mark.find_suspects(self)
 
     def hang_up(self):
         """A verb is over: nothing that another process would miss stays open. Files, the kernel closes."""
@@ -202,16 +106,14 @@ class LocalStore:
         except FileNotFoundError:
             return
 
-    def is_unsure(self, now):
-        later = [*self.view.doubtful.values(), *self.view.held_back.values()]
-        return any(0 < instant - now.boot <= UNCHANGED_S + 1 for instant in later)
-
     def is_trusted(self, now):
         return self.seq.is_trusted(now)
 
     @property
     def blocked(self):
         return self.view.blocked
+
+    # --- flushed, or not to be believed -------------------------------------------------------------------
 
     def _flush(self, fd):
         try:
@@ -269,9 +171,15 @@ class LocalStore:
             self.is_broken = True
             raise
 
+    # --- records in files ---------------------------------------------------------------------------------
+
+    def readable_bytes(self):
+        """The largest payload that is read back: what was accepted stays readable when MAX_PAYLOAD_KB is lowered later."""
+        return max(4 * self.config.max_payload_bytes, READABLE_BYTES)
+
     def _record_of(self, fd, status, payload_limit=0):
-        """The Record in an open file, or BadJob. What was accepted stays readable when MAX_PAYLOAD_KB is lowered later."""
-        payload_limit = payload_limit or max(4 * self.config.max_payload_bytes, READABLE_BYTES)
+        """The Record in an open file, or BadJob."""
+        payload_limit = payload_limit or self.readable_bytes()
         limit = payload_limit + records.RECORD_OVERHEAD
         if not seam.is_file(status):
             raise BadJob("read", "file", "not a regular file with one name")
@@ -281,29 +189,16 @@ class LocalStore:
         # a buffer of the file's size: one of 64 KiB for each job would cost time and tear the heap
         return records.decode(self.disk.read_fd(fd, min(limit, status.st_size) + 1), payload_limit)
 
+    def read_record(self, path):
+        """The Record in a file. FileNotFoundError; BadJob; OSError is the disk's, or says that it is no plain file."""
+        fd = self.disk.open_read(path)
+        try:
+            return self._record_of(fd, self.disk.fstat(fd))
+        finally:
+            self.disk.close(fd)
+
     def _is_expired(self, entry, record, now):
         return bool(record.expires_s and self.seq.is_trusted(now) and self.ages.age_s(entry.seq, now) > record.expires_s)
-
-    def _is_overtaken(self):
-        """A producer published something more urgent than the head."""
-        digits = self._hear()
-        return bool(digits) and self.view.is_overtaken(digits)
-
-    def _hear(self):
-        """The PRIO digits that producers appended to R/arrivals since we last looked."""
-        path = self.run + "/arrivals"
-        try:
-            size = posix.stat(path).st_size
-            if size == self._heard:
-                return []
-            digits = seam.read_text(path, seam.READ_CHUNK)[self._heard:] if size > self._heard else "0"
-            self._heard = size
-            if size > 4096:
-                posix.truncate(path, 0)
-                self._heard = 0
-        except OSError:
-            return []
-        return [c for c in digits if c.isdigit()]
 
     def wait_s(self, entry, now):
         """A delayed entry's wait from now, never longer than its own delay; None: it waits for a trusted clock (P8)."""
@@ -315,6 +210,94 @@ class LocalStore:
             return max(entry.due - now.wall, 0) if is_trusted else None
         own_s = max(entry.due - entry.seq / 1e6, 0)
         return min(max(entry.due - now.wall, 0), own_s) if is_trusted else own_s
+
+    # --- the walk, as far as it is the same in rows and in files ------------------------------------------
+
+    def new_entry(self, job, now):
+        """The Entry of a new job. Where no id was given it is made of the job's SEQ and a piece of the kernel's uuid."""
+        seq = self.seq.issue(now)
+        if job.id is None:
+            job.id = "%016d-%s" % (seq, seam.make_uuid()[:8])
+        due = 0
+        if job.at is not None:
+            due = int(job.at)
+        elif job.delay_s:
+            due = min(-(-seq // 1_000_000) + int(job.delay_s), records.LAST_INSTANT)  # rounded up: never early
+        return Entry(INCOMING, job.priority, seq, due, job.at is not None and due > 0, 0, False, job.type, job.id)
+
+    def next_due(self, now):
+        """The boot-clock instant at which the last look said something becomes ready, or None."""
+        return self.view.next_due
+
+    def _claim_first(self, now, may_run, lease_s, is_filled, exact=True):
+        """The first of the view that can be claimed; None when nothing ready may run. is_filled: the view was just filled."""
+        while True:
+            found = self.view.next(may_run)
+            if found is None:
+                if is_filled:
+                    return None
+                self.view.fill(now, may_run, exact)
+                is_filled = True
+                continue
+            lease = self._claim_name(now, found[0], found[1], lease_s)
+            if lease:
+                return lease
+
+    def _begin_claim(self, entry, record, now, lease_s):
+        """The Lease of a claim, its try charged. It is in RAM before anybody sees the claim: no claim without a lease."""
+        if not self.is_marked:
+            self._mark_running()
+        token = self.leases.make_token()
+        has_run, is_suspect = entry.again or entry.attempts > 0, entry.seq <= self.suspect_seq
+        lease = Lease(entry.moved(PROCESSING, attempts=entry.attempts + 1, token=token), record, now.boot, now.boot + lease_s,
+                      has_run or is_suspect, is_suspect, self.last_error(entry.id) if has_run else "")
+        lease.origin = entry
+        self.leases.create(token, lease.leased_until, now.boot)
+        return lease
+
+    def _begin_take_over(self, entry, holder, now, lease_s):
+        """The Lease of somebody else's stale claim; its record is not read yet. In RAM first, as above."""
+        lease = Lease(entry.moved(PROCESSING, token=self.leases.make_token(), again=True), None, now.boot, now.boot + lease_s,
+                      True, False, self.last_error(entry.id))
+        lease.handler = (holder.group, holder.group_start) if holder else (0, 0)
+        self.leases.create(lease.token, lease.leased_until, now.boot, lease.handler)
+        return lease
+
+    def _hold_back(self, entry, instant):
+        """A job with its key runs: not looked at before `instant`."""
+        self.view.held_back[entry.name] = instant
+        self.view.add_wait(entry.name, instant)
+
+    def _retried(self, entry, wait_s, now):
+        """Where a claim goes that gets another try after `wait_s`."""
+        return entry.moved(FAILED, due=-int(-(self.seq.seconds(now) + wait_s) // 1), is_at=False)  # rounded up
+
+    def _held(self, lease, ran):
+        """Where a claim goes that nothing is charged for. ran: the handler had started, so the next run is a repetition (P9)."""
+        origin = lease.origin or self._origin(lease.entry)
+        return origin.moved(origin.state, again=origin.again or ran)
+
+    @staticmethod
+    def _given_back(entry):
+        """Where a claim goes whose worker stops. Refunded only to a job that never ran: one that calls reboot runs out (P4)."""
+        attempts = entry.attempts if entry.again else entry.attempts - 1
+        return entry.moved(INCOMING, due=0, is_at=False, attempts=attempts, again=True)
+
+    @staticmethod
+    def _origin(entry):
+        """Where a claim that was taken over would have come from."""
+        return entry.moved(FAILED if entry.attempts > 1 else INCOMING, due=0, attempts=entry.attempts - 1, again=True)
+
+    def _forget(self, lease):
+        """The claim is settled, or not ours any more."""
+        self._mine.pop(lease.token, None)
+        self.leases.remove(lease.token)
+        if lease.entry.settling:
+            self._forget_errors_of(lease.entry)
+
+    def flush_due_at(self):
+        """At once after SYNC_JOBS settled claims, else SYNC_WINDOW_MS after the first; None when nothing waits for it."""
+        return self.batch.due_at(self.config.sync_window_ms, self.config.sync_jobs)
 
     def note_handler(self, lease):
         """The lease now says which process group runs the job, so that a reaper can end it."""
@@ -337,11 +320,6 @@ class LocalStore:
         except FileNotFoundError:
             pass
 
-    @staticmethod
-    def _origin(entry):
-        """Where a claim that was taken over would have come from."""
-        return entry.moved(FAILED if entry.attempts > 1 else INCOMING, due=0, attempts=entry.attempts - 1, again=True)
-
     def stale(self, now):
         """[(Entry, Holder or None)] of claims that nobody rightly holds: another boot's, a dead owner's, a late one's."""
         found = []
@@ -360,42 +338,6 @@ class LocalStore:
         if (int(parts[1]), int(parts[2])) == (self.leases.pid, self.leases.start):
             return False  # ours, but we do not know it any more: a settle that failed half way
         return is_alive(int(parts[1]), int(parts[2]))
-
-    def doubt(self, folder, name, why, stamp, now):
-        """It cannot be read. Maybe somebody is still writing: set aside once it has not changed for 2 seconds."""
-        known = self._stamps.get(name)
-        if known and known[0] == stamp and now.boot - known[1] >= UNCHANGED_S:
-            del self._stamps[name]
-            self.set_aside(folder, name, why)
-            return
-        if known is None or known[0] != stamp:
-            if len(self._stamps) >= 4096:
-                self._stamps.clear()
-            self._stamps[name] = (stamp, now.boot)
-        self.view.doubtful[name] = self._stamps[name][1] + UNCHANGED_S
-        self.view.add_wait(name, self.view.doubtful[name])
-
-    def set_aside(self, folder, name, why):
-        """Whole into corrupt/, by one rename, with a one-line reason beside it (P6)."""
-        target = safe_name(name)
-        if self.disk.exists(self.path(CORRUPT, target)):
-            target = "%s.%s" % (target, seam.make_uuid()[:8])
-        try:
-            self.disk.rename(self.path(folder, name), self.path(CORRUPT, target))
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            self.log.error("cannot set aside", file="%s/%s" % (folder, name), error=error.strerror)
-            self.view.doubtful[name] = self.clock.read().boot + 60
-            return
-        self.set_aside_n += 1
-        self.view.doubtful.pop(name, None)
-        self.log.warning("set aside", file=target, why=why)
-        try:
-            self.disk.publish(self.path(CORRUPT), target + ".why", ("%s/%s: %s\n" % (
-                folder, safe_name(name), why)).encode("ascii", "backslashreplace"), flush=False)
-        except OSError as error:
-            self.log.warning("no reason beside it", file=target, error=error.strerror)
 
     def oldest_at(self, now):
         """The boot-clock instant at which the oldest ready job became ready; 0 when none is. Steps of the clock do not move it."""
@@ -435,6 +377,19 @@ class LocalStore:
 
     # --- what went although it was accepted (P1) --------------------------------------------------------
 
+    def tell_expired(self, entry):
+        """The waiting job is removed: its time is over."""
+        self.forget_error(entry.id)
+        self.expired_n += 1
+        self.count_gone(1, 0)
+        self.log.warning("expired", id=entry.id, type=entry.type)
+
+    def tell_superseded(self, id, type, by):
+        """The job `id` gave way to the job `by`."""
+        self.forget_error(id)
+        self.count_gone(0, 1)
+        self.log.warning("superseded", id=id, type=type, by=by)
+
     def count_gone(self, expired_n, superseded_n):
         """Add to `R/gone`. In place, under the lock on ids; RAM may be full: not worth a job."""
         try:
@@ -462,25 +417,26 @@ class LocalStore:
         """Who holds the claim `entry`: a Holder, or None."""
         return self.leases.read(entry.token)
 
-    def corrupt(self):
-        """(name, why) of what was set aside."""
-        for name in sorted(self._names(CORRUPT)):
-            if not name.endswith(".why"):
-                try:
-                    why = seam.read_text(self.path(CORRUPT, name + ".why")).strip()
-                except OSError:
-                    why = "no reason recorded"
-                yield name, why
+    # --- `edgeq move`: see Parcel in store/base.py; the store's carry.py does it, imported on demand ------
 
-    def carry_marks(self, source, now):
-        """For a move: what `source` says beside its jobs, an unclean end (P4) and pauses."""
-        if source.home == self.home:
-            return
-        mark = source._mark()
-        if mark:
-            self.disk.replace(self.home, MARK, mark.encode() + b"\n")
-        for type, left_s in source.pauses.all(now).items():
-            self.pauses.set(type, int(left_s), now)
+    def export(self):
+        return self._carrier().export(self)
+
+    def take_parcel(self, parcel, now):
+        self._usable()
+        return self._carrier().take_parcel(self, parcel, now)
+
+    def seal(self, now):
+        self._usable()
+        self._carrier().seal(self)
+
+    def let_go(self, parcels, now):
+        self._usable()
+        self._carrier().let_go(self, parcels)
+
+    def let_go_done(self, now):
+        self._usable()
+        self._carrier().let_go_done(self, now)
 
     def notice(self):
         """What the status line says when nothing worse is known; "" mostly."""
@@ -489,70 +445,3 @@ class LocalStore:
     def notes(self):
         """Sentences about the store itself that a person should know; [] when there is nothing to say."""
         return []
-
-
-def _owner(config):
-    """(uid, gid) of the spool's folders: the worker's user, group edgeq where there is one.
-
-    The group is looked up in /etc/group, as the wrapper's own user would find it on a board: to ask the C library for a group
-    that nobody has made loads and asks every name service there is, an eighth of a worker's start on Debian.
-    """
-    uid, gid = posix.geteuid(), posix.getegid()
-    if config.user:
-        import pwd
-        try:
-            uid, gid = pwd.getpwnam(config.user)[2:4]
-        except KeyError:
-            raise BadConfig("configuration", "USER=%s" % config.user, "no such user", "add it or correct the line") from None
-    try:
-        for line in seam.read_text("/etc/group", GROUPS_BYTES, follow=True).splitlines():
-            fields = line.split(":")
-            if fields[0] == "edgeq" and len(fields) > 2 and fields[2].isdecimal():
-                gid = int(fields[2])
-                break
-    except OSError:
-        pass  # no such file: no such group
-    return uid, gid
-
-
-def _make_with_parents(disk, path, mode, is_link_fine=False):
-    """As Disk.make_folder, with parents of mode 0755."""
-    try:
-        return disk.make_folder(path, mode, is_link_fine)
-    except FileNotFoundError:
-        _make_with_parents(disk, path.rpartition("/")[0], 0o755, True)
-        return disk.make_folder(path, mode, is_link_fine)
-
-
-def poke(run, digit, everybody=False):
-    """Tell busy workers (R/arrivals) and wake sleeping ones (their FIFO). A lost poke costs one safety scan, no job.
-
-    everybody: busy ones, too, by their FIFO: for a person's wish, not for a producer.
-    """
-    try:
-        fd = posix.open(run + "/arrivals", O_WRONLY | O_APPEND | O_CLOEXEC)
-        try:
-            posix.write(fd, digit.encode())
-        finally:
-            posix.close(fd)
-        names = posix.listdir(run + "/wake")
-    except OSError:
-        return
-    for name in names:
-        if name.endswith(".asleep"):
-            _poke_one("%s/wake/%s" % (run, name[:-7]), digit)
-        elif everybody:
-            _poke_one("%s/wake/%s" % (run, name), digit)
-
-
-def _poke_one(path, digit):
-    try:
-        if posix.lstat(path).st_mode & seam.S_IFMT != seam.S_IFIFO:
-            return
-        fd = posix.open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC)
-        try:
-            posix.write(fd, digit.encode())
-        finally:
-            posix.close(fd)
-    except OSError:
-        pass  # gone or full: its reader is waking up already

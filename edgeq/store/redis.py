@@ -30,7 +30,9 @@ from edgeq.store.fleet.recover import Recover
 from edgeq.store.fleet.settle import Settle
 from edgeq.store.fleet.tend import Tend
 from edgeq.store.fleet.views import Views
-from edgeq.store.local import MARK, READABLE_BYTES, LocalStore, poke
+from edgeq.store.arrivals import poke
+from edgeq.store.local import LocalStore
+from edgeq.store.mark import MARK
 
 DOWN_MAX_S = 8
 REAP_GAP_S = 1  # between two looks for leases that ran out
@@ -103,22 +105,17 @@ class Redis(Doze, Settle, Recover, Tend, Views, LocalStore):
 
     def _greet(self, now):
         """Once a line: who is suspect (P4), and what the server's settings endanger (B89)."""
-        self.suspect_seq = self._find_suspects()
+        suspect_seq = self._find_suspects()
         self._is_greeted = True
-        seam.write_run(self.run + "/suspect", b"%d %s\n" % (self.suspect_seq, self.clock.boot_id.encode()))
+        self._note_suspects(suspect_seq)
         self._notes = self._dangers()
         for note in self._notes:
             self.log.warning("redis", why=note)
 
     def _find_suspects(self):
-        mark = self._mark()
-        newest = self._newest()
-        try:
-            seq, boot_id = seam.read_text(self.run + "/suspect").split()
-            if boot_id == self.clock.boot_id:
-                return int(seq)
-        except (FileNotFoundError, ValueError):
-            pass
+        mark, newest, known = self._mark(), self._newest(), self._known_suspects()
+        if known is not None:
+            return known
         return 0 if mark is None else newest
 
     def _newest(self):
@@ -207,15 +204,10 @@ class Redis(Doze, Settle, Recover, Tend, Views, LocalStore):
         for job, receipt, old in zip(jobs, receipts, answer[2::3]):
             self._written_bytes += len(job.payload)
             if old:
-                self._tell_superseded(text_of(old), job.type, receipt.id)
+                self.tell_superseded(text_of(old), job.type, receipt.id)
         if any(receipt.status == QUEUED for receipt in receipts):
             poke(self.run, "0")
         return receipts
-
-    def _tell_superseded(self, id, type, by):
-        self.forget_error(id)
-        self.count_gone(0, 1)
-        self.log.warning("superseded", id=id, type=type, by=by)
 
     def adopt(self, now):
         """A foreign producer's jobs are taken in where a claim meets them."""
@@ -224,7 +216,7 @@ class Redis(Doze, Settle, Recover, Tend, Views, LocalStore):
     def _take_stranger(self, key, element, now):
         """What somebody pushed by hand becomes a job in its place, or is set aside (P6)."""
         try:
-            job = job_of(element, max(4 * self.config.max_payload_bytes, READABLE_BYTES))
+            job = job_of(element, self.readable_bytes())
         except BadJob as error:
             if self.run_script("SET_ASIDE", key, element, error.why.encode("ascii", "backslashreplace")[:200]):
                 self.set_aside_n += 1
@@ -303,7 +295,7 @@ class Redis(Doze, Settle, Recover, Tend, Views, LocalStore):
                 self.count_gone(1, 0)
                 self.log.warning("expired", id=id, type=type)
             elif why == "superseded":
-                self._tell_superseded(id, type, "a newer one of its key")
+                self.tell_superseded(id, type, "a newer one of its key")
             else:
                 self.log.info("dropped", id=id, because="it is done" if why == "done" else "it stood in the list twice")
 
@@ -328,7 +320,7 @@ class Redis(Doze, Settle, Recover, Tend, Views, LocalStore):
         if is_suspect:
             self._sync()  # CRASH: a job that may have taken the board down is charged before it runs (P4)
         self.leases.create(token, lease.leased_until, now.boot)
-        self._mine.add(token)
+        self._mine[token] = origin.id
         return lease
 
     def next_due(self, now):

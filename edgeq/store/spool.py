@@ -4,9 +4,9 @@ What a power cut leaves at each step, and the line that repairs it (DESIGN 3):
 
     enqueue    dot-file, or a torn file nobody acknowledged: swept; set aside by `_read_waiting`
     claim      the job still waiting, or claimed by a dead boot: `stale` and `take_over`
-    done       before the barrier the claim is settling: runs again (P9); after it the leftover is dropped by `_outranked`
+    done       before the barrier the claim is settling: runs again (P9); after it the leftover is dropped by `rank.outranked`
     retry      still claimed, the try charged: `take_over`
-    bury       settling, with or without the dead letter: `take_over`, `_outranked`
+    bury       settling, with or without the dead letter: `take_over`, `rank.outranked`
     kick       still dead, or waiting again: both are one file, nothing to repair
     cancel     still there: not acknowledged
 
@@ -14,21 +14,19 @@ Errors: OSError is the disk's answer as it came; the verb promised nothing and m
 LeaseLost: somebody else holds the claim. StoreDown: a flush failed earlier; `reopen` first.
 """
 
-import posix
-
 from edgeq import disk as seam
 from edgeq import record as records
 from edgeq.errors import BadJob, EdgeqError, LeaseLost, EACCES, EIO, ELOOP, ENXIO, EPERM, NO_ROOM
-from edgeq.job import DLQ, DONE, CORRUPT, FAILED, INCOMING, PROCESSING, Entry, Lease, parse_name, format_version
-from edgeq.store import keys
+from edgeq.job import DLQ, DONE, CORRUPT, FAILED, INCOMING, PROCESSING, Entry, parse_name, format_version
+from edgeq.store import keys, rank
 from edgeq.store.base import Counts, Gauges
 from edgeq.store.company import Company
 from edgeq.store.journal import Journal, Line
-from edgeq.store.local import MARK, LocalStore
+from edgeq.store.local import KEY_WAIT_S, LocalStore
+from edgeq.store.mark import MARK
 from edgeq.store.scan import ReadyView
 
 DIGITS, HEX = frozenset("0123456789"), frozenset("0123456789abcdef")
-KEY_WAIT_S = 0.5  # how often a job looks whether the one with its key still runs
 
 
 def open_backend(config, clock, log, disk=None):
@@ -43,13 +41,16 @@ class Spool(LocalStore):
         self.journal = Journal(disk, self.path(DONE), config.done_keep_kb)
         self.view = ReadyView(disk, self.root, config.scan_cache, self.wait_s)
         self.company = Company(self.run, self.id_lock, self.leases)
-        self._mine = {}  # token -> id of our claims, settled but unflushed ones included
 
     # --- opening and closing -----------------------------------------------------------------------
 
     def make_folders(self):
         LocalStore.make_folders(self)
         self.company.restore()
+
+    def _mark_running(self):
+        LocalStore._mark_running(self)
+        self.company.enter()
 
     def start(self, now):
         """A worker begins: folders, the suspects of an unclean end (P4), the memory of processed ids."""
@@ -149,29 +150,9 @@ class Spool(LocalStore):
         from edgeq.store import bounds
         return bounds.purge(self, states, now)
 
-    def export(self):
+    def _carrier(self):
         from edgeq.store import carry
-        return carry.export(self)
-
-    def take_parcel(self, parcel, now):
-        self._usable()
-        from edgeq.store import carry
-        return carry.take_parcel(self, parcel, now)
-
-    def seal(self, now):
-        self._usable()
-        from edgeq.store import carry
-        carry.seal(self)
-
-    def let_go(self, parcels, now):
-        self._usable()
-        from edgeq.store import carry
-        carry.let_go(self, parcels)
-
-    def let_go_done(self, now):
-        self._usable()
-        from edgeq.store import carry
-        carry.let_go_done(self, now)
+        return carry
 
     def prune(self, now):
         from edgeq.store import bounds
@@ -192,21 +173,7 @@ class Spool(LocalStore):
         is_filled = fresh or self._is_overtaken() or self.view.is_due(now)
         if is_filled:
             self.view.fill(now, may_run, exact=False)
-        while True:
-            found = self.view.next(may_run)
-            if found is None:
-                if is_filled:
-                    return None
-                self.view.fill(now, may_run, exact=False)
-                is_filled = True
-                continue
-            lease = self._claim_name(now, found[0], found[1], lease_s)
-            if lease:
-                return lease
-
-    def next_due(self, now):
-        """The boot-clock instant at which the last listing said something becomes ready, or None."""
-        return self.view.next_due
+        return self._claim_first(now, may_run, lease_s, is_filled, exact=False)
 
     def _claim_name(self, now, folder, name, lease_s):
         entry = parse_name(folder, name)
@@ -230,34 +197,24 @@ class Spool(LocalStore):
         if lease is None:
             return None
         try:
-            return None if self._gives_way(lease, now) else lease
+            return None if rank.gives_way(self, lease, now) else lease
         except OSError:
             self._unclaim(lease)
             raise
 
     def _take(self, entry, record, fd, now, lease_s):
         """One claim: lease, then rename. None when another worker was faster."""
-        if not self.is_marked:
-            self._mark_running()
-            self.company.enter()
-        token = self.leases.make_token()
-        claimed = entry.moved(PROCESSING, attempts=entry.attempts + 1, token=token)
-        is_suspect = entry.seq <= self.suspect_seq
-        lease = Lease(claimed, record, now.boot, now.boot + lease_s,
-                      entry.again or entry.attempts > 0 or is_suspect, is_suspect,
-                      self.last_error(entry.id) if entry.attempts or entry.again else "")
-        lease.origin = entry
-        self.leases.create(token, lease.leased_until, now.boot)  # before the rename: no claim without a lease
+        lease = self._begin_claim(entry, record, now, lease_s)
         try:
             # CRASH: unflushed, so a cut may undo it: the job waits again, uncharged, which P4 allows once (+ suspects).
-            self.disk.rename(self.path(entry.path), self.path(claimed.path))
+            self.disk.rename(self.path(entry.path), self.path(lease.entry.path))
         except OSError as error:
-            self.leases.remove(token)
+            self.leases.remove(lease.token)
             if error.errno == 2:
                 return None  # RACE: claimed or cancelled by somebody else
             raise
-        self._mine[token] = entry.id
-        if is_suspect:
+        self._mine[lease.token] = entry.id
+        if lease.is_suspect:
             try:
                 self._flush(fd)  # it may have taken the board down: the charge is durable before it runs again (P4)
             except OSError:
@@ -314,10 +271,7 @@ class Spool(LocalStore):
             self.disk.unlink(self.path(entry.path))
         except FileNotFoundError:
             return
-        self.forget_error(entry.id)
-        self.expired_n += 1
-        self.count_gone(1, 0)
-        self.log.warning("expired", id=entry.id, type=entry.type)
+        self.tell_expired(entry)
 
     # --- one key, one job that runs: keys.py -----------------------------------------------------------
 
@@ -331,89 +285,6 @@ class Spool(LocalStore):
             self._hold_back(entry, now.boot + KEY_WAIT_S)
             return True
         return False
-
-    def _hold_back(self, entry, instant):
-        self.view.held_back[entry.name] = instant
-        self.view.add_wait(entry.name, instant)
-
-    # --- one id, one job ------------------------------------------------------------------------------
-
-    def _gives_way(self, lease, now):
-        """True when the claimed id has a file or line of higher rank: ours is dropped or given back, uncharged [M]."""
-        entry = lease.entry
-        higher = self._outranked(entry)
-        if higher is None:
-            if lease.record.key and keys.is_running(self, lease.record.key, lease.token):
-                # RACE: two workers claimed two jobs of one key at once
-                self._hold_back(self._put_back(lease, lease.origin, now), now.boot + KEY_WAIT_S + posix.urandom(1)[0] / 500)
-                return True
-            return False
-        if higher == PROCESSING:
-            back = self._put_back(lease, lease.origin, now)
-            # both may have seen each other: come back at different moments
-            self.view.doubtful[back.name] = now.boot + 0.05 + posix.urandom(1)[0] / 500
-        else:
-            self._drop_claim(lease)
-            self.log.info("dropped", id=entry.id, because="the same id is in " + higher)
-            self.dropped_n += 1
-        return True
-
-    def _outranked(self, entry):
-        """The folder that holds entry's id with a higher rank, its content flushed first; None when ours is the highest."""
-        if self.journal.find(entry.id):
-            self._flush_journal()  # whoever drops a file because of a line flushes the line first [M]
-            return DONE
-        if self._has_whole_dead(entry.id):
-            self.flush_folder(DLQ)
-            return DLQ
-        if self._is_claimed_twice(entry):
-            return PROCESSING
-        if lease_came_from_failed(entry) or entry.id.startswith("%016d-" % entry.seq):
-            return None  # a failed job outranks waiting ones; a generated id stands in one file, and a copy meets the journal
-        if self._has_id(FAILED, self.disk.names(self.path(FAILED)), entry):
-            self.flush_folder(FAILED)
-            return FAILED
-        return None
-
-    def _is_claimed_twice(self, entry):
-        """True when processing/ holds another claim of the id. Asked at each claim: the folder is read only when it may hold
-        claims that are not ours."""
-        if self.company.is_alone():
-            return list(self._mine.values()).count(entry.id) > 1
-        stamp = self.company.look()
-        names = self.disk.listdir(self.path(PROCESSING))
-        if stamp and all(name[0] == "." or name.rpartition(".")[0].rpartition(".")[2] in self._mine for name in names):
-            self.company.settle_in(stamp)
-        return "/".join(names).count(".%s." % entry.id) > 1 and self._has_id(PROCESSING, names, entry)
-
-    @staticmethod
-    def _has_id(folder, names, entry):
-        """True when one of the names in `folder`, not the entry's own, has its id."""
-        needle = ".%s." % entry.id
-        others = (parse_name(folder, name) for name in names if needle in name and name != entry.name)
-        return any(other and other.id == entry.id for other in others)
-
-    def _flush_journal(self):
-        try:
-            self.journal.flush_all()
-        except OSError:
-            self.is_broken = True
-            raise
-
-    def _has_whole_dead(self, id):
-        """True when dlq/ holds the id's letter, whole. A torn one is set aside."""
-        try:
-            fd = self.disk.open_read(self.path(DLQ, id + ".json"))
-        except FileNotFoundError:
-            return False
-        try:
-            self._record_of(fd, self.disk.fstat(fd))
-            return True
-        except BadJob as error:
-            self.set_aside(DLQ, id + ".json", error.why)
-            return False
-        finally:
-            self.disk.close(fd)
 
     # --- settle ---------------------------------------------------------------------------------------
 
@@ -435,11 +306,11 @@ class Spool(LocalStore):
         newer = lease.record.key and keys.successor(self, lease.entry, lease.record.key)
         if newer:
             self.drop(lease, "superseded", now)
-            keys.tell(self, lease.entry, newer.id)
+            self.tell_superseded(lease.entry.id, lease.entry.type, newer.id)
             return
-        due = -int(-(self.seq.seconds(now) + wait_s) // 1)  # rounded up
+        waiting = self._retried(lease.entry, wait_s, now)
         self._save_error(lease.entry.id, why)
-        waiting = self._move_claim(lease, lease.entry.moved(FAILED, due=due, is_at=False))
+        self._move_claim(lease, waiting)
         self.view.add_wait(waiting.name, now.boot + wait_s)
         self.batch.add_move(FAILED, now)
 
@@ -450,12 +321,12 @@ class Spool(LocalStore):
         """
         self._usable()
         entry = self._settle(lease)
-        if not self._has_whole_dead(entry.id):
+        if not rank.has_whole_dead(self, entry.id):
             self._write_letter(lease, entry, why, now, entry.attempts if attempts is None else attempts)
         else:
             self.flush_folder(DLQ)
         if not lease.is_moved:
-            # CRASH: a leftover claim beside a whole letter is dropped by _outranked.
+            # CRASH: a leftover claim beside a whole letter is dropped by rank.outranked.
             self._remove(self.path(entry.path))
         self._forget(lease)
 
@@ -478,21 +349,18 @@ class Spool(LocalStore):
         self.flush_folder(DLQ)
 
     def hold(self, lease, why, ran, now):
-        """Back as it was, nothing charged. ran: the handler had started (exit 69), so the next run is a repetition (P9)."""
+        """Back as it was, nothing charged. ran: the handler had started (exit 69)."""
         self._usable()
         if why:
             self._save_error(lease.entry.id, why)
-        origin = lease.origin or self._origin(lease.entry)
         # not flushed: a type that is offline for a week costs no flash; a cut here costs at most the try
-        self._put_back(lease, origin.moved(origin.state, again=origin.again or ran), now)
+        self._put_back(lease, self._held(lease, ran), now)
 
     def give_back(self, lease, why, now):
-        """Back because the worker stops. Refunded only to a name without `r`: a job that calls reboot runs out of tries (P4)."""
+        """Back because the worker stops."""
         self._usable()
-        entry = lease.entry
-        self._save_error(entry.id, why)
-        attempts = entry.attempts if entry.again else entry.attempts - 1
-        self._put_back(lease, entry.moved(INCOMING, due=0, is_at=False, attempts=attempts, again=True), now)
+        self._save_error(lease.entry.id, why)
+        self._put_back(lease, self._given_back(lease.entry), now)
         self.batch.add_move(INCOMING, now)
 
     def drop(self, lease, why, now):
@@ -502,10 +370,6 @@ class Spool(LocalStore):
         self._remove(self.path(entry.path))
         self.flush_folder(PROCESSING)
         self._forget(lease)
-
-    def flush_due_at(self):
-        """At once after SYNC_JOBS settled claims, else SYNC_WINDOW_MS after the first; None when nothing waits for it."""
-        return self.batch.due_at(self.config.sync_window_ms, self.config.sync_jobs)
 
     def flush(self, now):
         """The barrier: lines, one fdatasync, folders, then the settled claims go."""
@@ -540,6 +404,13 @@ class Spool(LocalStore):
             self.journal.append(self.batch.lines, self.seq.newest)
         self.batch.lines = []
 
+    def _flush_journal(self):
+        try:
+            self.journal.flush_all()
+        except OSError:
+            self.is_broken = True
+            raise
+
     def _settle(self, lease):
         """Rename the claim to its settling name; LeaseLost when it is no longer ours (P5). Again: as before."""
         if not lease.entry.settling:
@@ -564,41 +435,22 @@ class Spool(LocalStore):
                 target = target.moved(target.state, seq=self.seq.issue(now))
             return self._move_claim(lease, target)
 
-    def _drop_claim(self, lease):
-        self._remove(self.path(lease.entry.path))
-        self._forget(lease)
-        self.forget_error(lease.entry.id)
-
-    def _forget(self, lease):
-        self._mine.pop(lease.token, None)
-        self.leases.remove(lease.token)
-        if lease.entry.settling:
-            self._forget_errors_of(lease.entry)
-
     # --- reap -----------------------------------------------------------------------------------------
 
     def take_over(self, entry, holder, now, lease_s):
         """Own lease, one rename to our token, then we are its holder. None: lost the race, dropped, or set aside."""
-        token = self.leases.make_token()
-        group = (holder.group, holder.group_start) if holder else (0, 0)
-        self.leases.create(token, now.boot + lease_s, now.boot, group)
-        ours = entry.moved(PROCESSING, token=token, again=True)
+        lease = self._begin_take_over(entry, holder, now, lease_s)
+        ours = lease.entry
         try:
             self.disk.rename(self.path(entry.path), self.path(ours.path))
         except FileNotFoundError:
-            self.leases.remove(token)
+            self.leases.remove(lease.token)
             return None
-        self._mine[token] = ours.id
+        self._mine[lease.token] = ours.id
         self.leases.remove(entry.token)
-        lease = Lease(ours, None, now.boot, now.boot + lease_s, True, False, self.last_error(entry.id))
-        lease.handler = group
         try:
-            fd = self.disk.open_read(self.path(ours.path))
-            try:
-                lease.record = self._record_of(fd, self.disk.fstat(fd))
-            finally:
-                self.disk.close(fd)
-            higher = self._outranked(ours)
+            lease.record = self.read_record(self.path(ours.path))
+            higher = rank.outranked(self, ours)
         except BadJob as error:
             self.set_aside(PROCESSING, ours.name, error.why)
             self._forget(lease)
@@ -607,8 +459,7 @@ class Spool(LocalStore):
             self._abandon(lease)
             raise
         if higher in (DONE, DLQ, FAILED):
-            self._drop_claim(lease)
-            self.log.info("dropped", id=ours.id, because="the same id is in " + higher)
+            rank.drop_claim(self, lease, higher)
             return None
         return lease
 
@@ -671,8 +522,3 @@ def is_generated(name):
     """True for a letter's name whose id holds its SEQ, as generated ids do."""
     return (len(name) == 30 and name[16] == "-" and name[25:] == ".json" and DIGITS.issuperset(name[:16])
             and HEX.issuperset(name[17:25]))
-
-
-def lease_came_from_failed(entry):
-    """A claim that has failed before came from failed/."""
-    return entry.attempts > 1

@@ -4,44 +4,39 @@
 its `incoming/` without Python, as they do for the spool, and `adopt` takes them in; `corrupt/`, the running mark and the
 pauses lie there too (store/local.py). Leases and heartbeats are in RAM.
 
+Here it is opened, flushed and closed; each verb is a function of a room in tables/: claims, settle, views; dropbox, intake;
+bounds, audit, operate, carry. Below them lie the tables (jobs, done), what a row says (rows, keys), the file (database).
+
 What a power cut leaves at each step, and the line that repairs it:
 
     enqueue    one safe transaction: the row, or nothing
-    adopt      safe rows, then the files go: one that came back is dropped by its id (store/dropbox.py)
+    adopt      safe rows, then the files go: one that came back is dropped by its id (tables/dropbox.py)
     claim      not flushed, so it may be undone: the job waits, uncharged, which P4 allows; a suspect's claim is safe
     done       one transaction, row to completion, safe with the batch: before that claimed by a dead boot, runs again (P9).
                A process that dies in between loses nothing
     retry      one transaction, safe with the batch; before that still claimed, the try charged: reaped
     bury, kick, cancel, drop    one safe transaction: before or after, never between
 
-Errors: as of store/database.py. LeaseLost: somebody else holds the claim. StoreDown: a flush failed; `reopen` first.
+Errors: as of tables/database.py. LeaseLost: somebody else holds the claim. StoreDown: a flush failed; `reopen` first.
 Does not promise to save jobs out of a malformed file: it is set aside whole, for a person.
 """
 
-import posix
-
 from edgeq import disk as seam
-from edgeq.errors import BadConfig, BadJob, Busy, Duplicate, EdgeqError, LeaseLost, NotFound, StoreDown, NO_ROOM
-from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, Entry, Lease, format_version, parse_name, safe_name
-from edgeq.record import LAST_INSTANT
-from edgeq.store import bounds
-from edgeq.store.base import ALREADY_DEAD, ALREADY_DONE, ALREADY_QUEUED, QUEUED, Counts, Gauges, Receipt
-from edgeq.store.dropbox import find_file, take_in
-from edgeq.store.journal import ReadLine, escape_note
-from edgeq.store.local import MARK, READABLE_BYTES, LocalStore, poke
-from edgeq.store.rows import BY_ID, COLUMNS, ENTRY_COLUMNS, LATEST, NAME, STATES, entry_of, record_of
+from edgeq.errors import BadConfig, EdgeqError, StoreDown
+from edgeq.job import CORRUPT, INCOMING, PROCESSING, parse_name
+from edgeq.store.base import Gauges
+from edgeq.store.local import LocalStore
+from edgeq.store.mark import MARK
 from edgeq.store.scan import ReadyView
+from edgeq.store.tables import claims, done, dropbox, settle, views
+from edgeq.store.tables.rows import BY_ID
 
 SHRINK_EVERY_S = 10
-KEY_WAIT_S = 0.5  # how often a job looks whether the one with its key still runs
-
-HELD = BY_ID + " AND status='processing' AND worker_id=?"
-IS_DONE = "SELECT 1 FROM processed_jobs WHERE queue=? AND job_id=?"
 
 
 def open_backend(config, clock, log, disk=None):
     try:
-        from edgeq.store.database import Database
+        from edgeq.store.tables.database import Database
     except ImportError as error:
         raise BadConfig("store", config.store, "this Python has no sqlite3 (%s)" % error,
                         "use a Python with it, or STORE=spool:%s" % config.spool) from None
@@ -50,20 +45,6 @@ def open_backend(config, clock, log, disk=None):
         raise BadConfig("configuration", "STORE=%s" % config.store[:60], "not sqlite: and the absolute path of a file",
                         "correct the line")
     return Sqlite(config, clock, log, disk or seam.Disk(), path, Database)
-
-
-class _Listing:
-    """The names the ready view lists: rows, spelled as files, and the files that nobody has taken in yet."""
-
-    def __init__(self, store):
-        self.store = store
-
-    def names(self, path):
-        store, state = self.store, path.rpartition("/")[2]
-        for name, in store.db.read("SELECT %s FROM jobs WHERE queue=? AND status=?" % NAME, (store.queue, state)):
-            yield name
-        if state == INCOMING:
-            yield from store._names(INCOMING)
 
 
 class Sqlite(LocalStore):
@@ -77,7 +58,7 @@ class Sqlite(LocalStore):
         LocalStore.__init__(self, config, clock, log, disk, folder, "%s/%s" % (folder.rstrip("/"), config.queue))
         lock = "%s/%s.lock" % (config.run_dir, path.rpartition("/")[2])
         self.db = database(path, disk, log, lock, self.owner, self._break)
-        self.view = ReadyView(_Listing(self), self.home, config.scan_cache, self.wait_s)
+        self.view = ReadyView(views.Listing(self), self.home, config.scan_cache, self.wait_s)
         self._reissue_to = 0  # dropped files with a SEQ up to this got it from a clock that had gone back
         self._shrink_at = None
         self._idle_mark = None
@@ -89,7 +70,7 @@ class Sqlite(LocalStore):
 
     def start(self, now):
         """A worker begins. After an unclean end every page is looked at; what is malformed is set aside (B82)."""
-        from edgeq.store import upkeep  # noqa: F401  before the first claim: our file may be replaced under us
+        from edgeq.store.tables import audit, bounds  # noqa: F401: its program may be replaced while it runs
         self.make_folders()
         self.db.heal(self._is_doubtful())
         self.is_broken = False
@@ -178,346 +159,35 @@ class Sqlite(LocalStore):
             found.append("%s: no shared memory on this file system: a rollback journal is used, more flushes a job" % self.db.path)
         return found
 
-    # --- the front door ----------------------------------------------------------------------------------
+    # --- the front doors -----------------------------------------------------------------------------------
 
     def enqueue(self, job, now, fast=False):
-        return self._accept([job], now, not fast)[0]
+        self._usable()
+        from edgeq.store.tables import intake
+        return intake.enqueue_many(self, [job], now, not fast)[0]
 
     def enqueue_many(self, jobs, now):
-        return self._accept(jobs, now, True)
-
-    def _accept(self, jobs, now, is_safe):
-        """[Receipt] of jobs that come in together: one transaction, all or nothing."""
         self._usable()
-        if any(job.id is not None or job.key is not None for job in jobs):
-            take_in(self, now)  # the id, or the key, may stand in a dropped file
-        given, superseded = [job.id for job in jobs], []
-        try:
-            with self.db.write(False):
-                words = [self._standing(job.id) or self._add_wish(job, now, superseded) for job in jobs]
-            if is_safe or superseded or set(words) != {QUEUED}:  # what is called queued may be another's unflushed row
-                self._sync()
-        except (OSError, EdgeqError) as error:
-            what = jobs[0].id if len(jobs) == 1 else "batch of %d" % len(jobs)
-            for job, id in zip(jobs, given):
-                job.id = id
-            if not self.is_broken or isinstance(error, EdgeqError):
-                raise
-            raise StoreDown("enqueue", what, "cannot flush: %s; it may still run" % error.strerror,
-                            "repeat with the same --id %s" % what) from None
-        for entry, id in superseded:
-            self._tell_superseded(entry, id)
-        if self.config.linger_s:
-            # RACE: a worker that just left is started again when incoming/ changed since its last look (Worker._write_next_due)
-            posix.utime(self.path(INCOMING))
-        for digit in sorted({job.priority for job, word in zip(jobs, words) if word == QUEUED}):
-            poke(self.run, str(digit))
-        return [Receipt(job.id, word) for job, word in zip(jobs, words)]
+        from edgeq.store.tables import intake
+        return intake.enqueue_many(self, jobs, now)
 
-    def _add_wish(self, job, now, superseded):
-        """A new row, or the waiting job with its key. superseded: gets (Entry, by which id) of those whose place it took."""
-        if job.key is None:
-            return self._add_job(job, now)
-        waiting = [entry_of(row) for row in self.db.read(
-            "SELECT %s FROM jobs WHERE queue=? AND \"key\"=? AND status IN ('incoming', 'failed') ORDER BY seq" % ENTRY_COLUMNS,
-            (self.queue, job.key))]
-        if waiting and not job.latest:
-            job.id = waiting[0].id
-            return ALREADY_QUEUED
-        self._add_job(job, now)
-        for entry in waiting:
-            self.db.change("DELETE FROM jobs" + BY_ID, (self.queue, entry.id))
-            superseded.append((entry, job.id))
-        return QUEUED
+    adopt = dropbox.adopt
 
-    def _tell_superseded(self, entry, by):
-        self.forget_error(entry.id)
-        self.count_gone(0, 1)
-        self.log.warning("superseded", id=entry.id, type=entry.type, by=by)
+    # --- claim and reap: tables/claims.py ------------------------------------------------------------------
 
-    def _standing(self, id):
-        """What a second enqueue of `id` is told; None when the id is free. Inside a transaction."""
-        if id is None:
-            return None
-        row = self.db.one("SELECT status FROM jobs" + BY_ID, (self.queue, id))
-        if row is None:
-            return ALREADY_DONE if self._is_done(id) else None
-        return ALREADY_DEAD if row[0] == DLQ else ALREADY_QUEUED
+    claim, _claim_name, take_over = claims.claim, claims.claim_name, claims.take_over
+    _has_claim, sweep_dead = claims.has_claim, claims.sweep_dead
 
-    def _add_job(self, job, now):
-        seq = self.seq.issue(now)
-        if job.id is None:
-            job.id = "%016d-%s" % (seq, seam.make_uuid()[:8])
-        due = int(job.at) if job.at is not None else 0
-        if job.at is None and job.delay_s:
-            due = min(-(-seq // 1_000_000) + int(job.delay_s), LAST_INSTANT)
-        entry = Entry(INCOMING, job.priority, seq, due, job.at is not None and due > 0, 0, False, job.type, job.id)
-        self._insert(entry, job, job.payload, seq // 1_000_000, LATEST if job.latest else None, "", int(now.wall))
-        return QUEUED
+    # --- settle: tables/settle.py ----------------------------------------------------------------------------
 
-    def _insert(self, entry, wishes, payload, created_at, other, last_error, changed_at):
-        """A new row. wishes: a Job or Record with what was asked for."""
-        self.db.change(
-            "INSERT INTO jobs(queue, id, status, priority, seq, available_at, is_at, attempts, again, type, payload, max_attempts,"
-            ' timeout_s, expires_s, "key", other, created_at, updated_at, last_error)'
-            " VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-            (self.queue, entry.id, entry.state, entry.priority, entry.seq, entry.due, entry.is_at, entry.attempts, entry.again,
-             entry.type, payload.decode(), wishes.max_attempts, wishes.timeout_s, wishes.expires_s, wishes.key, other,
-             created_at, changed_at, last_error))
+    ack, retry, bury = settle.ack, settle.retry, settle.bury
+    hold, give_back, drop = settle.hold, settle.give_back, settle.drop
 
-    # --- dropped files -----------------------------------------------------------------------------------
-
-    def adopt(self, now):
-        """Take in what shell producers and people dropped into incoming/; how many files became jobs."""
-        self._usable()
-        adopted = take_in(self, now)
-        for state, name in self.view.strangers:
-            if not self.disk.exists(self.path(state, name)):
-                self.check(now, repair=True)  # no file: a row that makes no name
-                break
-        if adopted:
-            self.view.filled_at = -1e9  # the next claim lists again
-        return adopted
-
-    # --- claim -------------------------------------------------------------------------------------------
-
-    def claim(self, now, may_run=None, lease_s=60, fresh=False):
-        """The next ready job, its try charged and its lease written; None when nothing ready may run.
-
-        may_run: type -> bool. fresh: look at everything first (before a worker sleeps, nothing may be missed).
-        """
-        self._usable()
-        digits = self._hear()
-        is_filled = fresh or self.view.is_due(now) or bool(digits) and self.view.is_overtaken(digits)
-        if is_filled or digits:
-            take_in(self, now)
-        if is_filled:
-            self.view.fill(now, may_run)
-        while True:
-            found = self.view.next(may_run)
-            if found is None:
-                if is_filled:
-                    return None
-                self.view.fill(now, may_run)
-                is_filled = True
-                continue
-            lease = self._claim_name(now, found[0], found[1], lease_s)
-            if lease:
-                return lease
-
-    def next_due(self, now):
-        """The boot-clock instant at which the last look said something becomes ready, or None."""
-        return self.view.next_due
-
-    def _claim_name(self, now, state, name, lease_s):
-        entry = parse_name(state, name)
-        if entry is None and not format_version(name):
-            self.view.strangers.append((state, name))
-        row = entry and self.db.one("SELECT %s FROM jobs%s AND status=? AND seq=? AND attempts=?" % (COLUMNS, BY_ID),
-                                    (self.queue, entry.id, state, entry.seq, entry.attempts))
-        if not row:
-            return None  # claimed or cancelled by somebody else, or still a file
-        try:
-            record = self._record(row)
-        except BadJob as error:
-            self._set_row_aside(row, error.why)
-            return None
-        if self._is_expired(entry, record, now):
-            self._expire(entry)
-            return None
-        newer = record.key and self._successor(entry, record.key)
-        if newer:
-            self._delete(entry.id, entry.state, is_safe=False)
-            self._tell_superseded(entry, newer)
-            return None
-        return self._take(entry, record, row[17], now, lease_s)
-
-    def _record(self, row):
-        return record_of(row, max(4 * self.config.max_payload_bytes, READABLE_BYTES))
-
-    def _take(self, entry, record, last_error, now, lease_s):
-        """One claim: lease, then the row, if it is still as we saw it. None when another worker was faster."""
-        if not self.is_marked:
-            self._mark_running()
-        token = self.leases.make_token()
-        claimed = entry.moved(PROCESSING, attempts=entry.attempts + 1, token=token)
-        is_suspect = entry.seq <= self.suspect_seq
-        lease = Lease(claimed, record, now.boot, now.boot + lease_s, entry.again or entry.attempts > 0 or is_suspect, is_suspect,
-                      self.last_error(entry.id) or last_error if entry.attempts or entry.again else "")
-        lease.origin = entry
-        self.leases.create(token, lease.leased_until, now.boot)  # before the row: no claim without a lease
-        is_ours = False
-        try:
-            with self.db.write(False):
-                is_free = not self._is_done(entry.id) and not (record.key and self._runs(record.key))
-                is_ours = is_free and self.db.change(
-                    "UPDATE jobs SET status='processing', attempts=attempts+1, worker_id=?, leased_until=?, updated_at=?"
-                    + BY_ID + " AND status=? AND seq=? AND attempts=?",
-                    (token, int(now.wall + lease_s), int(now.wall), self.queue, entry.id, entry.state, entry.seq, entry.attempts))
-            if is_ours and is_suspect:
-                # CRASH: others' claims are not flushed; a job that may have taken the board down is charged before it runs (P4)
-                self._sync()
-        except (OSError, EdgeqError):
-            self.leases.remove(token)  # claimed by nobody: the next scan puts it back
-            raise
-        if is_ours:
-            self._mine.add(token)
-            return lease
-        self.leases.remove(token)
-        if not is_free and not self._drop_done(entry):
-            self.view.held_back[entry.name] = now.boot + KEY_WAIT_S
-            self.view.add_wait(entry.name, now.boot + KEY_WAIT_S)
-        return None
-
-    def _runs(self, key):
-        """True when a job with `key` is claimed."""
-        return self.db.one("SELECT 1 FROM jobs WHERE queue=? AND \"key\"=? AND status='processing'", (self.queue, key)) is not None
-
-    def _successor(self, entry, key):
-        """The id of a waiting job that took entry's place by `--latest`; None when there is none. A kicked one takes nobody's."""
-        row = self.db.one("SELECT id FROM jobs WHERE queue=? AND \"key\"=? AND status IN ('incoming', 'failed') AND seq>?"
-                          " AND instr(other, ?) AND NOT (again AND created_at < seq / 1000000) ORDER BY seq DESC LIMIT 1",
-                          (self.queue, key, entry.seq, LATEST))
-        return row[0] if row else None
-
-    def _is_done(self, id):
-        return self.db.one(IS_DONE, (self.queue, id)) is not None
-
-    def _drop_done(self, entry):
-        """True when the id is done already; a row that somebody put there all the same goes. The log's order makes it safe."""
-        if not self._is_done(entry.id):
-            return False
-        if self._delete(entry.id, entry.state, is_safe=False):
-            self.dropped_n += 1
-            self.log.info("dropped", id=entry.id, because="the same id is in " + DONE)
-        return True
-
-    def _delete(self, id, state, is_safe=True):
-        with self.db.write(is_safe):
-            return self.db.change("DELETE FROM jobs" + BY_ID + " AND status=?", (self.queue, id, state))
-
-    def _expire(self, entry):
-        if self._delete(entry.id, entry.state, is_safe=False):
-            self.forget_error(entry.id)
-            self.expired_n += 1
-            self.count_gone(1, 0)
-            self.log.warning("expired", id=entry.id, type=entry.type)
-
-    def _set_row_aside(self, row, why):
-        """A row that says no job: into corrupt/ as a file, then it goes (P6)."""
-        entry, name = entry_of(row), safe_name(str(row[8]) + ".row")
-        self.disk.publish(self.path(CORRUPT), name, repr(row).encode("utf-8", "backslashreplace") + b"\n")
-        self.disk.publish(self.path(CORRUPT), name + ".why", ("%s: %s\n" % (entry.state, why)).encode("ascii", "backslashreplace"),
-                          flush=False)
-        self._delete(entry.id, entry.state)
-        self.set_aside_n += 1
-        self.log.warning("set aside", file=name, why=why)
-
-    # --- settle ------------------------------------------------------------------------------------------
-
-    def _has_claim(self, entry):
-        return self.db.one("SELECT 1 FROM jobs" + HELD, (self.queue, entry.id, entry.token)) is not None
-
-    def _holding(self, lease, hits_n):
-        """LeaseLost when the change hit no row of ours: roll back, forget (P5)."""
-        if not hits_n:
-            self._forget(lease)
-            raise LeaseLost("settle", lease.entry.id, "the claim is somebody else's now")
-
-    def ack(self, lease, now, note="", ms=0):
-        """Done: the row becomes a completion; safe at the next flush."""
-        entry = lease.entry
-        line = ReadLine(entry.id, 0, entry.seq, int(self.seq.seconds(now)), entry.attempts, entry.type,
-                        ms, escape_note(note))
-
-        def finish():
-            self._holding(lease, self.db.change("DELETE FROM jobs" + HELD, (self.queue, entry.id, lease.token)))
-            if not self._is_done(entry.id):
-                self._add_line(line, self._done_n() + 1)
-        self._settle(finish)
-        self._forget(lease)
-        self._forget_errors_of(entry)
-        self.batch.add_move(DONE, now)
-
-    def retry(self, lease, wait_s, why, now):
-        """Another try after `wait_s`. Not for one whose place a newer job took."""
-        newer = lease.record.key and self._successor(lease.entry, lease.record.key)
-        if newer:
-            self.drop(lease, "superseded", now)
-            self._tell_superseded(lease.entry, newer)
-            return
-        due = -int(-(self.seq.seconds(now) + wait_s) // 1)  # rounded up
-        waiting = lease.entry.moved(FAILED, due=due, is_at=False)
-        self._put(lease, waiting, now, why)
-        self.view.add_wait(waiting.name, now.boot + wait_s)
-        self.batch.add_move(FAILED, now)
-
-    def bury(self, lease, why, now, attempts=None):
-        """Dead letter, after `attempts` tries (default: those charged). Durable when it returns."""
-        attempts = lease.entry.attempts if attempts is None else attempts
-        self._put(lease, lease.entry.moved(DLQ, due=0, is_at=False, attempts=attempts), now, why, is_safe=True)
-        self.forget_error(lease.entry.id)
-
-    def hold(self, lease, why, ran, now):
-        """Back as it was, nothing charged. ran: the handler had started (exit 69), so the next run is a repetition (P9)."""
-        origin = lease.origin or self._origin(lease.entry)
-        self._put(lease, origin.moved(origin.state, again=origin.again or ran), now, why)
-
-    def give_back(self, lease, why, now):
-        """Back because the worker stops. Refunded only to a job that had no earlier run: one that calls reboot runs out (P4)."""
-        entry = lease.entry
-        attempts = entry.attempts if entry.again else entry.attempts - 1
-        self._put(lease, entry.moved(INCOMING, due=0, is_at=False, attempts=attempts, again=True), now, why)
-        self.batch.add_move(INCOMING, now)
-
-    def drop(self, lease, why, now):
-        """Gone by a person's wish; durable when it returns."""
-        self._usable()
-        self.flush_folder(INCOMING)  # a dropped file must not bring it back
-
-        def go():
-            self._holding(lease, self.db.change("DELETE FROM jobs" + HELD, (self.queue, lease.entry.id, lease.token)))
-        self._settle(go, lease)
-        self._forget(lease)
-        self.forget_error(lease.entry.id)
-
-    def _put(self, lease, target, now, why, is_safe=False):
-        """Our claim becomes `target`, or LeaseLost."""
-        def move():
-            self._holding(lease, self.db.change(
-                "UPDATE jobs SET status=?, seq=?, available_at=?, is_at=?, attempts=?, again=?, worker_id='', leased_until=NULL,"
-                " last_error=CASE ? WHEN '' THEN last_error ELSE ? END, updated_at=?" + HELD,
-                (target.state, target.seq, target.due, target.is_at, target.attempts, target.again, why, why,
-                 int(self.seq.seconds(now)), self.queue, target.id, lease.token)))
-        self._settle(move, lease if is_safe else None)
-        if why:
-            self._save_error(target.id, why)
-        self._forget(lease)
-
-    def _settle(self, change, safe_lease=None):
-        """Run `change` in a transaction; on a full disk again with the log copied back, then with the ballast (P7).
-
-        safe_lease: and flush it. A flush that failed may be repeated with the same lease: the row has moved already.
-        """
-        self._usable()
-        if not (safe_lease and safe_lease.is_moved):
-            rooms = [self.on_full] * bool(self.on_full) + [self._copy_log]
-            while True:
-                try:
-                    with self.db.write(False):
-                        change()
-                    break
-                except OSError as error:
-                    if error.errno not in NO_ROOM or not rooms:
-                        raise
-                    rooms.pop()()
-        if safe_lease:
-            safe_lease.is_moved = True
-            self._sync()
+    # --- the barrier -----------------------------------------------------------------------------------------
 
     def flush_due_at(self):
         """When the batch or an overgrown log is to be seen to; None when nothing waits."""
-        instants = [self.batch.due_at(self.config.sync_window_ms, self.config.sync_jobs), self._shrink_at]
+        instants = [LocalStore.flush_due_at(self), self._shrink_at]
         return min((instant for instant in instants if instant is not None), default=None)
 
     def flush(self, now):
@@ -527,11 +197,6 @@ class Sqlite(LocalStore):
             self._sync()
             self.batch.clear()
         self._see_to_log(now)
-
-    def _add_line(self, line, n):
-        self.db.change("INSERT INTO processed_jobs(job_id, processed_at, queue, n, seq, attempts, type, ms, note)"
-                       " VALUES(?,?,?,?,?,?,?,?,?)",
-                       (line.id, line.done_at, self.queue, n, line.seq, line.attempts, line.type, line.ms, line.note))
 
     def _sync(self):
         try:
@@ -555,180 +220,41 @@ class Sqlite(LocalStore):
         if self._shrink_at is None and self.db.log_bytes() > self.db.keep_bytes:
             self._shrink_at = now.boot + SHRINK_EVERY_S
 
-    def _forget(self, lease):
-        self._mine.discard(lease.token)
-        self.leases.remove(lease.token)
-
-    # --- reap --------------------------------------------------------------------------------------------
-
-    def take_over(self, entry, holder, now, lease_s):
-        """Own lease, one change of the row to our token, then we are its holder. None: lost the race, dropped, or set aside."""
-        token = self.leases.make_token()
-        group = (holder.group, holder.group_start) if holder else (0, 0)
-        self.leases.create(token, now.boot + lease_s, now.boot, group)
-        try:
-            with self.db.write(False):
-                is_ours = self.db.change("UPDATE jobs SET worker_id=?, again=1" + HELD, (token, self.queue, entry.id, entry.token))
-        except (OSError, EdgeqError):
-            self.leases.remove(token)
-            raise
-        if not is_ours:
-            self.leases.remove(token)
-            return None
-        self._mine.add(token)
-        self.leases.remove(entry.token)
-        lease = Lease(entry.moved(PROCESSING, token=token, again=True), None, now.boot, now.boot + lease_s, True, False,
-                      self.last_error(entry.id))
-        lease.handler = group
-        return self._read_taken(lease)
-
-    def _read_taken(self, lease):
-        row = self.db.one("SELECT %s FROM jobs%s" % (COLUMNS, BY_ID), (self.queue, lease.entry.id))
-        try:
-            lease.record = self._record(row)
-        except BadJob as error:
-            self._set_row_aside(row, error.why)
-            self._forget(lease)
-            return None
-        lease.last_error = lease.last_error or row[17]
-        if self._drop_done(lease.entry):
-            self._forget(lease)
-            return None
-        return lease
-
-    def sweep_dead(self, now):
-        """Dead letters whose id is done: put there by hand, or carried from a spool that was cut."""
-        for id, in self.db.read("SELECT id FROM jobs WHERE queue=? AND status='dlq' AND EXISTS(SELECT 1 FROM processed_jobs"
-                                " WHERE processed_jobs.queue=jobs.queue AND job_id=jobs.id)", (self.queue,)):
-            self._delete(id, DLQ)
-            self.log.info("dropped", id=id, because="the same id is in " + DONE)
-
-    # --- the operator's verbs ------------------------------------------------------------------------------
+    # --- the operator's verbs: tables/operate.py ----------------------------------------------------------
 
     def kick(self, id, now):
-        """A dead letter becomes a waiting job: tries restart, redelivered is set. Durable when it returns."""
         self._usable()
-        with self.db.write(True):
-            row = self.db.one("SELECT %s FROM jobs%s" % (COLUMNS, BY_ID), (self.queue, id))
-            if row is None:
-                if self._is_done(id):
-                    raise Duplicate("kick", id, "is done already")
-                raise NotFound("kick", id, "no such dead letter", "see 'edgeq ls dlq'")
-            if row[0] != DLQ:
-                raise Duplicate("kick", id, "has a job in %s/" % row[0], "wait until it ends")
-            try:
-                self._record(row)
-            except BadJob as error:
-                raise BadJob("kick", id, error.why, "see 'edgeq check --repair'") from None
-            self.db.change("UPDATE jobs SET status='incoming', seq=?, available_at=0, is_at=0, attempts=0, again=1, updated_at=?"
-                           + BY_ID, (self.seq.issue(now), int(now.wall), self.queue, id))
-        self.forget_error(id)
-        poke(self.run, str(row[1]))
+        from edgeq.store.tables import operate
+        operate.kick(self, id, now)
 
     def cancel(self, id, now):
-        """Remove a job that does not run; durable when it returns. The name of the state it was in."""
         self._usable()
-        take_in(self, now)
-        # CRASH: a file whose row goes for ever must not come back
-        self.flush_folder(INCOMING)
-        with self.db.write(True):
-            row = self.db.one("SELECT status FROM jobs" + BY_ID, (self.queue, id))
-            if row is None:
-                raise NotFound("cancel", id, "is done already" if self._is_done(id) else "no such job", "see 'edgeq ls'")
-            if row[0] == PROCESSING:
-                raise Busy("cancel", id, "is running", "wait, or use --running")
-            self.db.change("DELETE FROM jobs" + BY_ID, (self.queue, id))
-        self.forget_error(id)
-        return row[0]
+        from edgeq.store.tables import operate
+        return operate.cancel(self, id, now)
 
     def purge(self, states, now):
-        """Empty whole states; how many jobs, completions and files went. Durable when it returns."""
         self._usable()
-        gone = 0
-        take_in(self, now)
-        self.flush_folder(INCOMING)
-        with self.db.write(True):
-            for state in states:
-                if state == DONE:
-                    self._keep_count()
-                    gone += self.db.change("DELETE FROM processed_jobs WHERE queue=?", (self.queue,))
-                elif state != CORRUPT:
-                    gone += self.db.change("DELETE FROM jobs WHERE queue=? AND status=?", (self.queue, state))
-        if CORRUPT in states:
-            gone += bounds.purge_folder(self, CORRUPT) + len([self.db.drop_copy(name) for name in self.db.bad_copies()])
-        return gone
+        from edgeq.store.tables import operate
+        return operate.purge(self, states, now)
 
-    def _keep_count(self):
-        """The count of completions and the highest SEQ outlive the rows."""
-        self.db.change("INSERT OR REPLACE INTO queues(queue, seq, done_n) VALUES(?,?,?)",
-                       (self.queue, self.seq.newest(), self._done_n()))
-
-    # --- now and then: upkeep.py ------------------------------------------------------------------------------
+    # --- now and then: tables/bounds.py, tables/audit.py, tables/carry.py ---------------------------------------
 
     def prune(self, now):
         self._usable()
-        from edgeq.store import upkeep
-        return upkeep.prune(self, now)
+        from edgeq.store.tables import bounds
+        return bounds.prune(self, now)
 
     def check(self, now, repair=False):
-        from edgeq.store import upkeep
-        return upkeep.check(self, now, repair)
+        from edgeq.store.tables import audit
+        return audit.check(self, now, repair)
 
-    def export(self):
-        from edgeq.store import upkeep
-        return upkeep.export(self)
+    def _carrier(self):
+        from edgeq.store.tables import carry
+        return carry
 
-    def take_parcel(self, parcel, now):
-        self._usable()
-        from edgeq.store import upkeep
-        return upkeep.take_parcel(self, parcel, now)
+    # --- views: tables/views.py ------------------------------------------------------------------------------
 
-    def seal(self, now):
-        """What was taken in is safe, the highest SEQ too."""
-        self._usable()
-        with self.db.write(True):
-            self._keep_count()
-
-    def let_go(self, parcels, now):
-        self._usable()
-        from edgeq.store import upkeep
-        upkeep.let_go(self, parcels)
-
-    def let_go_done(self, now):
-        """Another store has all completions: the count and the highest SEQ stay."""
-        self._usable()
-        with self.db.write(True):
-            self._keep_count()
-            self.db.change("DELETE FROM processed_jobs WHERE queue=?", (self.queue,))
-
-    # --- views -----------------------------------------------------------------------------------------------
-
-    def entries(self, state):
-        """Entries of one state, in the order of file names."""
-        if state not in STATES:
-            return
-        for row in self.db.read("SELECT %s FROM jobs WHERE queue=? AND status=? ORDER BY priority, seq" % ENTRY_COLUMNS,
-                                (self.queue, state)):
-            yield entry_of(row)
-        if state == INCOMING:
-            yield from filter(None, (parse_name(INCOMING, name) for name in sorted(self._names(INCOMING))))
-
-    def find(self, id):
-        """(state, Entry or None, Record or None, Line or None) of an id; state None when nobody knows it."""
-        row = self.db.one("SELECT %s FROM jobs%s" % (COLUMNS, BY_ID), (self.queue, id))
-        if row is None:
-            line = self._line(id)
-            return (DONE, None, None, line) if line else find_file(self, id)
-        entry = entry_of(row)
-        try:
-            return entry.state, entry, self._record(row), None
-        except BadJob:
-            return entry.state, entry, None, None
-
-    def _line(self, id):
-        row = self.db.one("SELECT job_id, n, seq, processed_at, attempts, type, ms, note FROM processed_jobs"
-                          " WHERE queue=? AND job_id=?", (self.queue, id))
-        return ReadLine(*row) if row else None
+    entries, find, counts, done_lines = views.entries, views.find, views.counts, done.done_lines
 
     def last_error(self, id):
         """Of this boot from RAM, of an earlier one from the row."""
@@ -737,26 +263,3 @@ class Sqlite(LocalStore):
             row = self.db.one("SELECT last_error FROM jobs" + BY_ID, (self.queue, id))
             found = row[0] if row else ""
         return found
-
-    def done_lines(self):
-        """The completions, oldest first."""
-        for row in self.db.read("SELECT job_id, n, seq, processed_at, attempts, type, ms, note FROM processed_jobs"
-                                " WHERE queue=? ORDER BY n", (self.queue,)):
-            yield ReadLine(*row)
-
-    def _done_n(self):
-        """Completions since the queue was made."""
-        counts = [self.db.one("SELECT max(n) FROM processed_jobs WHERE queue=?", (self.queue,)),
-                  self.db.one("SELECT done_n FROM queues WHERE queue=?", (self.queue,))]
-        return max([row[0] or 0 for row in counts if row], default=0)
-
-    def counts(self, now, may_run=None):
-        """Counts of all states, from a fresh look."""
-        view, counts = self.view, Counts()
-        view.fill(now, may_run)
-        counts.ready, counts.delayed, counts.failed, counts.newer = view.ready_n, view.delayed_n, view.failed_n, view.newer_n
-        rows = dict(self.db.read("SELECT status, count(*) FROM jobs WHERE queue=? GROUP BY status", (self.queue,)))
-        counts.processing, counts.dead, counts.done = rows.get(PROCESSING, 0), rows.get(DLQ, 0), self._done_n()
-        counts.corrupt = sum(1 for _ in self.corrupt()) + len(self.db.bad_copies())
-        counts.oldest_at = self.oldest_at(now)
-        return counts

@@ -175,7 +175,7 @@ def test_killed_at_any_call_to_the_disk_it_is_simply_done_again(tmp_path, monkey
 
 @pytest.mark.parametrize("way", BETWEEN_KINDS)
 def test_killed_at_any_commit_it_is_simply_done_again(tmp_path, monkeypatch, way):
-    from edgeq.store.database import Database
+    from edgeq.store.tables.database import Database
     monkeypatch.setattr("edgeq.cli.move.CHUNK", 4)
     commit, count, limit = Database.commit, [0], [0]
 

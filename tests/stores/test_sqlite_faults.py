@@ -8,7 +8,7 @@ import pytest
 
 from edgeq.errors import EdgeqError, LeaseLost
 from edgeq.job import DLQ, DONE, Job
-from edgeq.store.database import Database
+from edgeq.store.tables.database import Database
 from tests.harness import Board, FaultyDisk, Killed, dead_owner, recover
 
 STRIDE = 1 if os.environ.get("FULL", "") not in ("", "0") else 2

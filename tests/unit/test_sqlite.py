@@ -14,7 +14,7 @@ import pytest
 from edgeq import store as stores
 from edgeq.errors import BadConfig, Busy, StoreDown
 from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, Job
-from edgeq.store import database
+from edgeq.store.tables import database, malformed
 from edgeq.store.base import ALREADY_DONE, ALREADY_QUEUED, QUEUED
 from tests.harness import Board
 
@@ -406,15 +406,15 @@ def test_a_damaged_file_does_not_stop_the_worker(board, damage, stop):
 
 
 def test_copies_of_malformed_files_are_bounded(board):
-    for n in range(database.BAD_KEEP + 2):
+    for n in range(malformed.BAD_KEEP + 2):
         file_of(board).parent.mkdir(parents=True, exist_ok=True)
         overwrite(file_of(board))
         store = board.open()
         put(board, store, "a")
         store.close(board.now)
     names = store.db.bad_copies()
-    assert len(names) == database.BAD_KEEP and names[-1] == "queue.db.bad-%d" % (n + 1)
-    assert len(board.log.said("malformed")) == database.BAD_KEEP + 2
+    assert len(names) == malformed.BAD_KEEP and names[-1] == "queue.db.bad-%d" % (n + 1)
+    assert len(board.log.said("malformed")) == malformed.BAD_KEEP + 2
 
 
 def test_a_file_that_goes_bad_under_a_worker_is_set_aside_when_it_reopens(board):

@@ -79,7 +79,7 @@ class Recover:
         group = (holder.group, holder.group_start) if holder else (0, 0)
         if not self.run_script("TAKE_OVER", entry.id, entry.token, token, self.owner_text, int(lease_s * 1e6)):
             return None
-        self._mine.add(token)
+        self._mine[token] = entry.id
         self.leases.create(token, now.boot + lease_s, now.boot, group)
         self.leases.remove(entry.token)
         text, error = self.link.call("HMGET", self.key + ":job:" + entry.id, "text", "err")

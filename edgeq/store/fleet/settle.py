@@ -54,13 +54,10 @@ class Settle:
         self.forget_error(lease.entry.id)
 
     def hold(self, lease, why, ran, now):
-        origin = lease.origin or self._origin(lease.entry)
-        self._put(lease, origin.moved(origin.state, again=origin.again or ran), now, why)
+        self._put(lease, self._held(lease, ran), now, why)
 
     def give_back(self, lease, why, now):
-        entry = lease.entry
-        attempts = entry.attempts if entry.again else entry.attempts - 1
-        self._put(lease, entry.moved(INCOMING, attempts=attempts, again=True), now, why)
+        self._put(lease, self._given_back(lease.entry), now, why)
         self.batch.add_move(INCOMING, now)
 
     def drop(self, lease, why, now):
@@ -81,7 +78,7 @@ class Settle:
         self._holding(lease, answer[0])
         self._forget(lease)
         if answer[0] == 2:
-            self._tell_superseded(target.id, target.type, text_of(answer[1]))
+            self.tell_superseded(target.id, target.type, text_of(answer[1]))
         elif why:
             self._save_error(target.id, why)
 
@@ -89,13 +86,6 @@ class Settle:
         if not is_ours:
             self._forget(lease)
             raise LeaseLost("settle", lease.entry.id, "its claim is somebody else's")
-
-    def _forget(self, lease):
-        self._mine.discard(lease.token)
-        self.leases.remove(lease.token)
-
-    def flush_due_at(self):
-        return self.batch.due_at(self.config.sync_window_ms, self.config.sync_jobs)
 
     def flush(self, now):
         self._usable()

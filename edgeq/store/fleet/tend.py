@@ -5,7 +5,7 @@ from edgeq.errors import Busy, Duplicate, NotFound
 from edgeq.job import CORRUPT, DLQ, DONE, FAILED, INCOMING, PROCESSING, is_word
 from edgeq.store.base import Parcel
 from edgeq.store.fleet.element import id_in, text_of, without_end
-from edgeq.store.local import poke
+from edgeq.store.arrivals import poke
 
 PER_PASS = 64
 PRUNE_AT_ONCE = 512
@@ -74,18 +74,12 @@ class Tend:
         found = ["%s is missing: repair makes it" % path for path, _ in self.folders() if not self.disk.exists(path)]
         if found and repair:
             self.make_folders()
-        for entry, holder in self.stale(now):
-            found.append("job %s is claimed by nobody who lives: repair puts it back, its try charged" % entry.id)
-            if repair:
-                lease = self.take_over(entry, holder, now, 60)
-                if lease:
-                    self.retry(lease, 0, "worker died", now)
         for id, state in self._unlisted():
             found.append("job %s says it is in %s and stands in no list: repair puts it back" % (id, state))
             if repair:
                 self._relist(id, state)
-        if repair:
-            self.flush(now)
+        from edgeq.store.audit import check_claims
+        check_claims(self, now, found, repair)
         return found
 
     def _unlisted(self):

@@ -6,7 +6,6 @@ from edgeq.errors import BadJob
 from edgeq.job import DLQ, DONE, FAILED, INCOMING, PROCESSING, is_word
 from edgeq.store.base import Counts
 from edgeq.store.fleet.element import ENTRY, entry_of, id_in, line_of, text_of
-from edgeq.store.local import READABLE_BYTES
 
 
 class Views:
@@ -14,7 +13,7 @@ class Views:
 
     def _decoded(self, text):
         """The Record of an element. In the fleet an id is NODE:ID and a key NODE:KEY, which on a device's own disk could not be."""
-        id, limit = id_in(text), max(4 * self.config.max_payload_bytes, READABLE_BYTES)
+        id, limit = id_in(text), self.readable_bytes()
         node, colon, rest = id.partition(":")
         if not (colon and is_word(node) and is_word(rest)):
             return records.decode(text + b"\n", limit)

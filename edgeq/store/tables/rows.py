@@ -15,6 +15,7 @@ COLUMNS = ENTRY_COLUMNS + ", " + RECORD_COLUMNS
 
 STATES = (INCOMING, PROCESSING, FAILED, DLQ)
 BY_ID = " WHERE queue=? AND id=?"
+HELD = BY_ID + " AND status='processing' AND worker_id=?"
 
 # the name the job would have as a file: the order and the state in one string, for the ready view
 NAME = ("printf('%d.%016d.%d%s.%d%s.%s.%s.json', priority, seq, available_at, CASE is_at WHEN 0 THEN '' ELSE 'a' END,"

@@ -10,9 +10,23 @@ from binascii import crc32
 from edgeq import record as records
 from edgeq.errors import BadJob, EACCES, EIO, ELOOP, ENXIO, EPERM
 from edgeq.job import INCOMING, Entry, format_version, parse_name
-from edgeq.store.rows import other_of
+from edgeq.store.tables.jobs import insert, standing
+from edgeq.store.tables.rows import other_of
 
 AT_ONCE = 256  # files that share a commit
+
+
+def adopt(store, now):
+    """Take in what shell producers and people dropped into incoming/; how many files became jobs."""
+    store._usable()
+    adopted = take_in(store, now)
+    for state, name in store.view.strangers:
+        if not store.disk.exists(store.path(state, name)):
+            store.check(now, repair=True)  # no file: a row that makes no name
+            break
+    if adopted:
+        store.view.filled_at = -1e9  # the next claim lists again
+    return adopted
 
 
 def take_in(store, now):
@@ -71,13 +85,13 @@ def adopt_file(store, name, stamp, record, now):
         if due and not entry.is_at:
             due = min(due + (seq - entry.seq) // 1_000_000, records.LAST_INSTANT)
         entry = entry.moved(INCOMING, seq=seq, due=due)
-    standing = store._standing(entry.id)
-    if standing:
+    word = standing(store, entry.id)
+    if word:
         store.dropped_n += 1
-        store.log.info("dropped", id=entry.id, because=standing)
+        store.log.info("dropped", id=entry.id, because=word)
         return False
-    store._insert(entry, record, record.payload, record.created_at or entry.seq // 1_000_000, other_of(record), "",
-                  int(now.wall))
+    insert(store, entry, record, record.payload, record.created_at or entry.seq // 1_000_000, other_of(record), "",
+           int(now.wall))
     return True
 
 
