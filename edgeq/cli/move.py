@@ -7,7 +7,7 @@ one store or in both, never in none; and one that is in both is known by its id 
 from edgeq import disk as seam
 from edgeq.config import with_store
 from edgeq.errors import Busy, NO, OK
-from edgeq.job import FAILED
+from edgeq.job import FAILED, INCOMING
 from edgeq.log import escape, say
 from edgeq.reap import end_survivors
 
@@ -114,7 +114,7 @@ def describe_rest(source, target, now, foreign_n=0):
     """What could not be carried, as sentences."""
     counts, left = source.counts(now), []
     waiting_n = counts.ready + counts.delayed + counts.failed + counts.dead + counts.processing
-    if source.home == target.home and FAILED in target.states:
+    if source.home == target.home and INCOMING in source.states and FAILED in target.states:
         carried = target.counts(now)  # a spool beside its database: what waits there looks to the database like dropped files
         waiting_n -= carried.ready + carried.delayed
     if foreign_n:
