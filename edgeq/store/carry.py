@@ -7,7 +7,7 @@ anywhere, even one after which a worker ran on the source, is simply done again.
 from edgeq import record as records
 from edgeq.errors import BadJob
 from edgeq.job import DLQ, DONE, FAILED, INCOMING, Entry
-from edgeq.store import bounds, intake
+from edgeq.store import bounds, rank
 from edgeq.store.base import RANK, Parcel, is_above
 from edgeq.store.together import sync_file_system
 
@@ -46,7 +46,7 @@ def take_parcel(spool, parcel, now):
     """Take one in; True when that changed anything. Not safe before `seal`."""
     spool.journal.remember_once()
     with spool.id_lock:
-        where, old = intake.seek(spool, parcel.id)
+        where, old = rank.seek(spool, parcel.id)
         if where == DONE or where in RANK and _read(spool, old) and not is_above(parcel, old):
             return False
         if parcel.line:

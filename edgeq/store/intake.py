@@ -5,13 +5,13 @@ looks the id up along the way jobs move (and once more, since a job may move pas
 before it says "already queued". Generated ids contain their own SEQ and a piece of the kernel's uuid: never seen before.
 """
 
-from edgeq import record as records
-from edgeq.errors import BadJob, Busy, CannotCreate, Duplicate, NotFound, StoreDown, EACCES, ELOOP, ENXIO, EPERM
-from edgeq.job import DEFAULT_PRIORITY, DLQ, DONE, FAILED, INCOMING, PROCESSING, Entry, format_version, parse_name
+from edgeq.errors import BadJob, Busy, CannotCreate, Duplicate, NotFound, StoreDown
+from edgeq.job import DEFAULT_PRIORITY, DLQ, DONE, FAILED, INCOMING, PROCESSING, Entry, parse_name
 from edgeq.store import keys
+from edgeq.store.adopt import adopt_record, name_job
 from edgeq.store.base import ALREADY_DEAD, ALREADY_DONE, ALREADY_QUEUED, QUEUED, Receipt
 from edgeq.store.arrivals import poke
-from edgeq.store.rank import has_whole_dead
+from edgeq.store.rank import seek
 from edgeq.store.together import Together
 
 LOOKS = 50  # how often a moving job is looked for before we say busy
@@ -87,35 +87,11 @@ def _take_in_by_hand(spool, id, now):
     try:
         record = spool._record_of(fd, spool.disk.fstat(fd))
         if record.id == id:
-            _adopt_record(spool, path, record, now)
+            adopt_record(spool, path, record, now)
     except BadJob:
         pass  # whoever adopts sets it aside
     finally:
         spool.disk.close(fd)
-
-
-def seek(spool, id):
-    """(folder, Entry) of the highest-ranking place that has the id, (None, None) when it is free."""
-    found = {}
-    needle = ".%s." % id
-    # along the way jobs move, then the beginning once more: a job that moves meanwhile is met at least once
-    for folder in (INCOMING, FAILED, PROCESSING, FAILED, INCOMING):
-        if folder in found:
-            continue
-        for name in spool._names(folder):
-            if needle in name:
-                entry = parse_name(folder, name)
-                if entry and entry.id == id:
-                    found[folder] = entry
-                    break
-    if spool.journal.find(id):
-        return DONE, None
-    if spool.disk.exists(spool.path(DLQ, id + ".json")):
-        return DLQ, Entry(DLQ, 0, 0, 0, False, 0, False, "", id)
-    for folder in (PROCESSING, FAILED, INCOMING):
-        if folder in found:
-            return folder, found[folder]
-    return None, None
 
 
 def find(spool, id):
@@ -134,17 +110,9 @@ def find(spool, id):
     raise Busy("show", id, "the job does not stand still", "repeat")
 
 
-def _name_job(spool, job, now):
-    """(name, bytes) of a new job's file; the id is generated where none was given."""
-    entry = spool.new_entry(job, now)
-    if job.key is not None:
-        keys.note(spool, job.key, job.id)
-    return entry.name, records.encode(job, entry.seq, entry.due)
-
-
 def _publish(spool, job, now, flush):
     """Dot-file, rename, one flush; the id. A failed flush is StoreDown: it may still run."""
-    name, data = _name_job(spool, job, now)
+    name, data = name_job(spool, job, now)
     folder = spool.path(INCOMING)
     try:
         path, fd = spool.disk.write_dot(folder, data)
@@ -190,7 +158,7 @@ def enqueue_many(spool, jobs, now):
                     receipts.append(Receipt(waiting[job.key], ALREADY_QUEUED))
                     continue
             if status is None:
-                fresh.append((job,) + _name_job(spool, job, now))
+                fresh.append((job,) + name_job(spool, job, now))
                 waiting[job.key] = job.id
             receipts.append(Receipt(job.id, status or QUEUED))
         _publish_many(spool, fresh)
@@ -232,86 +200,6 @@ def _check_can_flush():
         raise StoreDown("enqueue", "batch", "no syncfs: %s" % error, "enqueue the jobs one by one") from None
     if not has_syncfs():
         raise StoreDown("enqueue", "batch", "no syncfs: the C library lacks it", "enqueue the jobs one by one")
-
-
-def adopt(spool, folder, name, now):
-    """Make a job of a file that a person dropped under another name; True when it became one.
-
-    The content is kept to the byte: only the name changes, by one rename, never over another file.
-    """
-    if format_version(name) or folder != INCOMING:
-        return False
-    path = spool.path(folder, name)
-    stamp = (0, 0)
-    try:
-        fd = spool.disk.open_read(path)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        if error.errno in (EACCES, EPERM, ELOOP, ENXIO):
-            spool.doubt(folder, name, error.strerror, stamp, now)
-            return False
-        raise
-    try:
-        status = spool.disk.fstat(fd)
-        stamp = (status.st_size, status.st_mtime_ns)
-        record = spool._record_of(fd, status, spool.config.max_payload_bytes)
-        with spool.id_lock:
-            if not _adopt_record(spool, path, record, now):
-                return False
-        # CRASH: its SEQ is safe before it can be claimed: else a job that takes the board down would come back under the
-        # dropped name and a new SEQ each time, suspected by no boot (P4; tests/crash).
-        spool._flush(fd)
-        return True
-    except BadJob as error:
-        spool.doubt(folder, name, error.why, stamp, now)
-        return False
-    finally:
-        spool.disk.close(fd)
-
-
-def _adopt_record(spool, path, record, now):
-    job = records.to_job(record)
-    if job.id is not None:
-        where, entry = seek(spool, job.id)
-        if where is not None:
-            if where == DLQ and not has_whole_dead(spool, job.id):
-                where = None
-        if where is not None:
-            _drop_dropped(spool, path, job, where, entry)
-            return False
-    if record.was_dead or job.at is not None and job.at <= now.wall and spool.seq.is_trusted(now):
-        job.at = None  # a kick waits for nothing
-    name, _ = _name_job(spool, job, now)
-    entry = parse_name(INCOMING, name).moved(INCOMING, again=record.was_dead)  # `mv dlq/ID.json incoming/` by hand is a kick
-    try:
-        spool.disk.rename(path, spool.path(entry.path))
-    except FileNotFoundError:
-        return False
-    spool.log.info("adopted", id=job.id, type=job.type)
-    return True
-
-
-def _drop_dropped(spool, path, job, where, entry):
-    """The id has its job already: what ranks higher is flushed, then the dropped file goes."""
-    if where == DONE:
-        spool._flush_journal()
-    elif where == DLQ:
-        spool.flush_folder(DLQ)
-    else:
-        try:
-            fd = spool.disk.open_read(spool.path(entry.path))
-        except FileNotFoundError:
-            return  # it moved: looked at again with the next listing
-        try:
-            spool.make_safe(fd, where, entry.name)
-        except (PermissionError, Busy):
-            return  # in doubt, and not to be written again now: both stay
-        finally:
-            spool.disk.close(fd)
-    spool._remove(path)
-    spool.dropped_n += 1
-    spool.log.info("dropped", id=job.id, because="the same id is in " + where)
 
 
 def kick(spool, id, now):

@@ -7,7 +7,7 @@ taken over, and before a dead letter is written. Whoever drops a file because of
 import posix
 
 from edgeq.errors import BadJob
-from edgeq.job import DLQ, DONE, FAILED, PROCESSING, parse_name
+from edgeq.job import DLQ, DONE, FAILED, INCOMING, PROCESSING, Entry, parse_name
 from edgeq.store import keys
 from edgeq.store.local import KEY_WAIT_S
 
@@ -93,3 +93,27 @@ def _has_id(folder, names, entry):
 def _came_from_failed(entry):
     """A claim that has failed before came from failed/."""
     return entry.attempts > 1
+
+
+def seek(spool, id):
+    """(folder, Entry) of the highest-ranking place that has the id, (None, None) when it is free."""
+    found = {}
+    needle = ".%s." % id
+    # along the way jobs move, then the beginning once more: a job that moves meanwhile is met at least once
+    for folder in (INCOMING, FAILED, PROCESSING, FAILED, INCOMING):
+        if folder in found:
+            continue
+        for name in spool._names(folder):
+            if needle in name:
+                entry = parse_name(folder, name)
+                if entry and entry.id == id:
+                    found[folder] = entry
+                    break
+    if spool.journal.find(id):
+        return DONE, None
+    if spool.disk.exists(spool.path(DLQ, id + ".json")):
+        return DLQ, Entry(DLQ, 0, 0, 0, False, 0, False, "", id)
+    for folder in (PROCESSING, FAILED, INCOMING):
+        if folder in found:
+            return folder, found[folder]
+    return None, None

@@ -19,6 +19,7 @@ from edgeq import record as records
 from edgeq.errors import BadJob, EdgeqError, LeaseLost, EACCES, EIO, ELOOP, ENXIO, EPERM, NO_ROOM
 from edgeq.job import DLQ, DONE, CORRUPT, FAILED, INCOMING, PROCESSING, Entry, parse_name, format_version
 from edgeq.store import keys, rank
+from edgeq.store.adopt import adopt
 from edgeq.store.base import Counts, Gauges
 from edgeq.store.company import Company
 from edgeq.store.journal import Journal, Line
@@ -54,7 +55,7 @@ class Spool(LocalStore):
 
     def start(self, now):
         """A worker begins: folders, the suspects of an unclean end (P4), the memory of processed ids."""
-        from edgeq.store import bounds, intake  # noqa: F401  before the first claim: our file may be replaced under us
+        from edgeq.store import bounds  # noqa: F401  before the first claim: our file may be replaced under us
         self._begin()
         self.journal.remember()
 
@@ -134,8 +135,7 @@ class Spool(LocalStore):
         """Take in what people dropped into incoming/ under other names; how many became jobs."""
         if not self.view.strangers:
             return 0
-        from edgeq.store import intake
-        adopted = sum(intake.adopt(self, folder, name, now) for folder, name in self.view.strangers)
+        adopted = sum(adopt(self, folder, name, now) for folder, name in self.view.strangers)
         if adopted:
             self.view.filled_at = -1e9  # the next claim lists again
         return adopted
