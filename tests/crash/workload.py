@@ -19,9 +19,9 @@ from edgeq import disk as seam
 from edgeq.cli import move
 from edgeq.disk import is_folder
 from edgeq.errors import Busy, NotFound
-from edgeq.job import FAILED, INCOMING, PROCESSING, Job
+from edgeq.job import FAILED, INCOMING, PROCESSING, Job, Retry
+from edgeq.lease import start_time
 from edgeq.policy import after_death
-from edgeq.job import Retry
 from edgeq.reap import reap
 from edgeq.store import intake, together
 from edgeq.store.base import QUEUED
@@ -564,11 +564,12 @@ class Shipped:
 
     def die(self, worker):
         """The worker is killed, its handlers end, and the board comes up again."""
+        since = start_time(worker.pid)
         worker.kill()
         worker.wait()
         for pipe in (worker.stdout, worker.stderr):
             pipe.close()
-        while any(_is_about(pid, self.etc, self.run) for pid in os.listdir("/proc") if pid.isdigit()):
+        while any(_is_about(int(pid), since, self.etc, self.run) for pid in os.listdir("/proc") if pid.isdigit()):
             time.sleep(0.01)
         self.reboot()
         self.notes.say("boot", clean=False)
@@ -621,11 +622,18 @@ class Shipped:
         self.notes.say("done", ids=None)
 
 
-def _is_about(pid, *folders):
-    """True when process `pid` was started with one of `folders` in its environment: a worker's child, or a handler."""
+def _is_about(pid, since, *folders):
+    """True when process `pid` was started with one of `folders` in its environment: a worker's child, or a handler.
+
+    In the middle of an exec there is no environment to read: whatever shows none counts, unless it was there before the worker.
+    """
     try:
-        with open("/proc/%s/environ" % pid, errors="replace") as file:
+        with open("/proc/%d/environ" % pid, errors="replace") as file:
             environment = file.read()
+        if not environment:
+            with open("/proc/%d/stat" % pid) as file:
+                parent = file.read().rpartition(") ")[2].split()[1]
+            return parent not in ("0", "2") and start_time(pid) >= since  # 2: the kernel's own; a zombie has no start time here
     except OSError:
         return False
     return any(folder + "/" in environment for folder in folders)
