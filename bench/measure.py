@@ -141,55 +141,53 @@ def _with_syncs(cost, **more):
 
 
 def burst(size):
-    """Enqueue one by one, enqueue in one batch, drain 1,000: {row: ...}, rows `NAME: what`."""
-    rows = {}
+    """Enqueue in one batch, one by one, drain 1,000 twice, each on a fresh file system: {row: ...}, rows `NAME: what`."""
+    rows, measures = {}, (_batch_of, _singles_of, _drain_of)
     for name, is_sqlite in ((EDGEQ, False), (EDGEQ_SQLITE, True)):
-        for measure in (_batch_of, _burst_of):
+        for measure in measures:
             with Flash() as flash:
                 queue = Queue(flash.path, **({"STORE": "sqlite:%s/queue.db" % flash.folder("db")} if is_sqlite else {})).open()
                 measure(rows, name, flash, size, queue.put, queue.drain, queue.put_many)
                 queue.close()
     for peer_class in peers.LIBRARIES:
-        if hasattr(peer_class, "put_many"):
+        for measure in measures if hasattr(peer_class, "put_many") else measures[1:]:
             with Flash() as flash:
                 peer = peer_class(flash.folder("peer"))
-                _batch_of(rows, peer.name, flash, size, peer.put, lambda n: [peer.step() for _ in range(n)], peer.put_many)
+                peer.put(1), peer.step()
+                measure(rows, peer.name, flash, size, peer.put, lambda n: [peer.step() for _ in range(n)],
+                        getattr(peer, "put_many", None), peer.server)
                 peer.close()
-        with Flash() as flash:
-            peer = peer_class(flash.folder("peer"))
-            peer.put(1), peer.step()
-            _burst_of(rows, peer.name, flash, size, peer.put, lambda n: [peer.step() for _ in range(n)],
-                      getattr(peer, "put_many", None), peer.server)
-            peer.close()
     return rows
 
 
-def _batch_of(rows, name, flash, size, put, drain, put_many):
+def _batch_of(rows, name, flash, size, put, drain, put_many, server=0):
     """The fourth batch of 32 into a folder that is emptied each time; the flush of the measurement's own sync is left out."""
     for _ in range(4):
         before = flash.start()
-        cpu = timed(lambda: put_many(32, 32))
+        cpu = timed(lambda: put_many(32, 32), server)
         cost = flash.since_quiet(before).per(32)
         drain(32)
     rows[name + ": enqueue, a batch of 32"] = _cost(cost, cpu_us=round(cpu / 32, 1))
 
 
-def _burst_of(rows, name, flash, size, put, drain, put_many=None, server=0):
-    n = size.singles_n
+def _singles_of(rows, name, flash, size, put, drain, put_many, server=0):
+    _stretch(rows, name + ": enqueue", flash, size.singles_n, put, server)
+
+
+def _drain_of(rows, name, flash, size, put, drain, put_many, server=0):
+    """The second thousand meets what the first has left: large folders, a journal that goes on in its next segment."""
+    for what in ("", ", the second 1,000"):
+        if put_many:
+            _stretch(rows, name + ": enqueue 1,000, 32 a batch" + what, flash, size.burst_n, lambda n: put_many(n, 32), server)
+        else:
+            put(size.burst_n)
+        _stretch(rows, name + ": drain" + what, flash, size.burst_n, drain, server)
+
+
+def _stretch(rows, row, flash, n, work, server):
     before = flash.start()
-    cpu = timed(lambda: put(n), server)
-    rows[name + ": enqueue"] = _cost(flash.since(before).per(n), cpu_us=round(cpu / n, 1))
-    drain(n)
-    n = size.burst_n
-    if put_many:
-        before = flash.start()
-        cpu = timed(lambda: put_many(n, 32), server)
-        rows[name + ": enqueue 1,000, 32 a batch"] = _cost(flash.since(before).per(n), cpu_us=round(cpu / n, 1))
-    else:
-        put(n)
-    before = flash.start()
-    cpu = timed(lambda: drain(n), server)
-    rows[name + ": drain"] = _cost(flash.since(before).per(n), cpu_us=round(cpu / n, 1))
+    cpu = timed(lambda: work(n), server)
+    rows[row] = _cost(flash.since(before).per(n), cpu_us=round(cpu / n, 1))
 
 
 def many_shells(size):

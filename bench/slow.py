@@ -45,20 +45,22 @@ def cost_on(flush_s, prepare, work):
 
 
 def _record(folder, flush_s, base, told, prepare, work):
-    SlowServer.flush_s, device.Server = flush_s, SlowServer
+    SlowServer.flush_s = flush_s
 
     def write(place, _):
         prepared = prepare(place)
         device.syncfs(place)
-        before = _read(place)
+        before, begun = _read(place), time.monotonic()
         work(place, prepared)
         device.syncfs(place)
         after = _read(place)
+        if time.monotonic() - begun < (after[1] - before[1]) * flush_s:
+            raise RuntimeError("the disk was not slow: what it was asked to flush takes longer than all of it took")
         with open(told, "w") as file:
             json.dump([(after[0] - before[0]) / 2, after[1] - before[1]], file)
     bench = device.Bench(folder + "/root")
     try:
-        bench.record(base, "/dev/null", "ext4", "", write)
+        bench.record(base, "/dev/null", "ext4", "", write, make_server=SlowServer)
     finally:
         bench.end()
 

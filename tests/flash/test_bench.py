@@ -34,6 +34,13 @@ def test_every_peer_has_its_figures(bench):
     assert ours["kib"] < rows["beanstalkd -f0: drain"]["kib"] < rows["SQLite queue: drain"]["kib"]
 
 
+def test_producers_at_once_share_the_commits_of_a_slow_disk(bench):
+    done = bench("--json", "many_shells")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["results"]["many_shells"].values()
+    assert row["kib"] <= 15 and row["flushes"] <= 0.6, "a disk that is not slow: about 1 flush each"
+
+
 def test_redis_has_its_figures(bench):
     done = bench("--json", "redis")
     assert done.returncode == 0, done.stderr
