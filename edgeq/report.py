@@ -63,6 +63,7 @@ class Reporter:
         self.is_changed, self.due_at = True, 0.0
         self.line = ""
         self._counts, self._log_at = Counts(), None
+        self._ground = self._is_volatile = None  # where the store was found to lie, and whether that is in RAM
 
     def write(self, now, worker, trouble):
         """Tell all of it; the trouble, which is a new one when the store's jobs could not be counted. OSError: /run's."""
@@ -124,13 +125,24 @@ class Reporter:
         status.delayed, status.failed, status.corrupt = counts.delayed, counts.failed, counts.corrupt
         status.oldest = int(counts.oldest_at + 0.999) if counts.oldest_at else 0
         status.clock = "ok" if self.config.clock == "none" or store.is_trusted(now) else "untrusted"
-        status.durable = "no" if store.gauges().is_reduced or self.is_in_ram(store.root) else "yes"
+        status.durable = "no" if store.gauges().is_reduced or self._lies_in_ram() else "yes"
         merge(status, read_tallies(self.run))
         status.last_error = status.last_error or escape(trouble or store.notice())
         self.guard.judge(counts.ready + counts.delayed + counts.failed)
         status.judge(self.guard.full, bool(trouble) or store.is_broken, self.guard.has_ballast())
         self.line = status.line(self.config.queue, now, len(store.pauses.all(now)), self.guard.free_kb)
         return status, trouble
+
+    def _lies_in_ram(self):
+        """Looked up in the mount table when something else lies under the store's name."""
+        try:
+            status = posix.stat(self.store.root)
+            ground = status.st_dev, status.st_ino
+        except OSError:
+            ground = None
+        if ground is None or ground != self._ground:
+            self._ground, self._is_volatile = ground, self.is_in_ram(self.store.root)
+        return self._is_volatile
 
 
 def _parse_tally(text):
