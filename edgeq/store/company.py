@@ -25,14 +25,14 @@ class Company:
         return self.leases.pid, self.leases.start
 
     def enter(self):
-        """Our line, before the first claim. Where it cannot be written nobody is ever alone."""
-        self.has_entered = True
-        try:
-            with self.lock:
-                lines = [line for line in self._lines() if line != self.line and is_alive(*line)] + [self.line]
+        """Our line, before the first claim, or OSError: who cannot enter may not claim, for others may be alone in the file."""
+        with self.lock:
+            lines = [line for line in self._lines() if line != self.line and is_alive(*line)] + [self.line]
+            try:
                 disk.write_run(self.path, b"".join(b"%d %d\n" % line for line in lines))
-        except OSError:
-            pass
+            except IsADirectoryError:
+                pass  # nobody is ever alone in that
+        self.has_entered = True
 
     def is_alone(self):
         return self._alone_at is not None and self._stamp() == self._alone_at

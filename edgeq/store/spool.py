@@ -50,8 +50,8 @@ class Spool(LocalStore):
         self.company.restore()
 
     def _mark_running(self):
+        self.company.enter()  # first: where it fails the next claim tries again
         LocalStore._mark_running(self)
-        self.company.enter()
 
     def start(self, now):
         """A worker begins: folders, the suspects of an unclean end (P4), the memory of processed ids."""

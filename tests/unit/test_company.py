@@ -170,3 +170,22 @@ def test_where_it_cannot_be_written_nobody_is_alone(board):
     assert not store.company.is_alone()
     first, second = claim_both(board, store, store, "a")
     assert first and second is None
+
+
+def test_who_cannot_enter_does_not_claim(board, living_owner, monkeypatch):
+    """RAM is full: the other one is alone in the file, and would never look for a claim of ours."""
+    other, ours = board.open(owner=living_owner), board.open()
+    for id in ("x", "y"):
+        put(board, other, id)
+        other.ack(take(board, other), board.now)
+    other.flush(board.now)
+    assert other.company.is_alone()
+    put(board, ours, "a")
+    copy(board, "a", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("edgeq.disk.write_run", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(OSError):
+            take(board, ours)
+    assert board.ls(PROCESSING) == []
+    assert take(board, ours), "there is room again"
+    assert take(board, other) is None and not other.company.is_alone()
